@@ -1,0 +1,7 @@
+// All of libmla's C++ interface.
+#pragma once
+
+#include "mla/decode.hpp"   // IWYU pragma: export
+#include "mla/problem.hpp"  // IWYU pragma: export
+#include "mla/status.hpp"   // IWYU pragma: export
+#include "mla/tensor.hpp"   // IWYU pragma: export
