@@ -15,6 +15,7 @@ namespace mla::testkit {
 namespace {
 
 constexpr std::int64_t kMaxNumber = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxRequests = std::int64_t{1} << 22;  // lengths are drawn one by one
 constexpr std::uint64_t kLengthStream = 1;
 
 // What a value parser needed and did not get; empty: it got it.
@@ -62,15 +63,15 @@ std::string shortest(double value) {
 }
 
 Key integer_key(const char* name, const char* help, std::int64_t Case::*member, std::int64_t low,
-                bool always_printed = false) {
+                bool always_printed = false, std::int64_t high = kMaxNumber) {
   return {name, help,
-          [member, low](Case& c, std::string_view text) -> Needed {
+          [member, low, high](Case& c, std::string_view text) -> Needed {
             std::int64_t value = 0;
-            if (read_integer(text, value) && value >= low && value <= kMaxNumber) {
+            if (read_integer(text, value) && value >= low && value <= high) {
               c.*member = value;
               return {};
             }
-            return "an integer from " + std::to_string(low);
+            return "an integer from " + std::to_string(low) + " to " + std::to_string(high);
           },
           [member, always_printed](const Case& c) -> std::string {
             if (!always_printed && c.*member == Case().*member) return {};
@@ -215,7 +216,7 @@ Key seed_key() {
 /// The grammar, in canonical order.
 const std::vector<Key>& keys() {
   static const std::vector<Key> table = {
-      integer_key("b", "requests", &Case::b, 0, true),
+      integer_key("b", "requests", &Case::b, 0, true, kMaxRequests),
       query_key(),
       integer_key("h", "query heads", &Case::h, 1, true),
       integer_key("l", "kv_lora_rank (512)", &Case::l, 1),
