@@ -23,7 +23,6 @@ struct PlanState {
   // Tile geometry that the planner needs; set by the backend's `configure`.
   std::int64_t max_rows = 128;      ///< rows of one split
   std::int64_t key_tile = 48;       ///< split boundaries are multiples of this many keys
-  std::int64_t max_partials = 0;    ///< partial slots (one row each) in the workspace
 };
 
 /// The lengths of one batch, on the host.
@@ -48,6 +47,9 @@ inline CpLayout cp_layout(const DecodeProblem& problem) noexcept {
   return {problem.cp_world, problem.cp_rank, problem.cp_interleave};
 }
 
+/// The arrays of a call whose tensors lie in host memory.
+BatchLengths batch_lengths(const DecodeTensors& tensors) noexcept;
+
 RequestShape request_shape(const DecodeProblem& problem, const BatchLengths& lengths,
                            std::int64_t request) noexcept;
 
@@ -67,22 +69,27 @@ struct MergeTask {
   std::int32_t num_splits = 0;
 };
 
-/// The work of one call. Deterministic in the lengths and the plan.
-struct Schedule {
-  std::vector<Split> splits;        ///< sorted by worker, then by planned order
-  std::vector<std::int32_t> worker_begin;  ///< [num_workers + 1] offsets into splits
-  std::vector<MergeTask> merges;
-};
-
-/// Upper bounds over every batch that the plan serves.
+/// Upper bounds over every batch that a plan serves, from the problem's bounds alone.
 struct ScheduleBounds {
   std::int64_t num_splits = 0;
   std::int64_t num_merges = 0;
-  std::int64_t num_partials = 0;
+  std::int64_t num_partials = 0;  ///< partial slots, one row each
 };
+
+/// The work of one call, in memory that the caller provides (sized by `schedule_bounds`): making a
+/// schedule allocates nothing. It depends on the lengths and the plan only.
+struct Schedule {
+  Split* splits = nullptr;              ///< sorted by worker
+  std::int32_t* worker_begin = nullptr; ///< [num_workers + 1] offsets into splits
+  MergeTask* merges = nullptr;
+  std::int64_t num_splits = 0;
+  std::int64_t num_merges = 0;
+};
+
 ScheduleBounds schedule_bounds(const PlanState& state) noexcept;
 
-/// seq_lens -> splits: equal work per worker at key-tile granularity.
-Schedule make_schedule(const PlanState& state, const BatchLengths& lengths);
+/// seq_lens -> splits: equal work per worker at key-tile granularity. Every row of every request lies
+/// in at least one split; rows that see no key lie in a split without keys.
+void make_schedule(const PlanState& state, const BatchLengths& lengths, Schedule& schedule) noexcept;
 
 }  // namespace mla

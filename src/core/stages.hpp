@@ -14,6 +14,9 @@ Status validate_problem(const DecodeProblem& problem, const PlanOptions& options
 /// [validate] Shapes, types, strides, alignment and pointers of the tensors against the problem.
 Status validate_tensors(const DecodeProblem& problem, const DecodeTensors& tensors);
 
+/// [validate] The same without out and lse.
+Status validate_inputs(const DecodeProblem& problem, const DecodeTensors& tensors);
+
 /// [validate] Contents of seq_lens, query_start_loc, causal_seqlens_kv_global and block_table, all in
 /// host memory.
 Status validate_contents(const DecodeProblem& problem, const DecodeTensors& tensors);

@@ -1,0 +1,12 @@
+# Finds the CUDA toolkit. Configuring works without one; the CUDA backends are then left out.
+set(MLA_HAS_CUDA OFF)
+if(NOT MLA_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(MLA_HAS_CUDA ON)
+  elseif(MLA_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "MLA_CUDA=ON, but no nvcc was found: put it on PATH or set CMAKE_CUDA_COMPILER")
+  endif()
+endif()
+message(STATUS "libmla: CUDA toolkit: ${MLA_HAS_CUDA}")
