@@ -4,12 +4,16 @@
 #include <cmath>
 
 #include "core/diagnostics.hpp"
+#include "core/stages.hpp"
 #include "cpu/reference.hpp"
+#include "testkit/rng.hpp"
 
 namespace mla::testkit {
 namespace {
 
 constexpr double kLn2 = 0.693147180559945309417232121458;
+constexpr std::uint64_t kSampleStream = 8;  // problem_gen.cpp has 1 to 7
+constexpr int kMaxSamples = 2000;
 
 double to_natural(const DecodeProblem& problem, double lse) noexcept {
   return problem.lse_base == LseBase::kTwo ? lse * kLn2 : lse;
@@ -21,86 +25,21 @@ const std::byte* element(const TensorView& view, std::int64_t token, std::int64_
              static_cast<std::int64_t>(dtype_bytes(view.dtype));
 }
 
-/// Sub-tensor of tokens and heads; axes 0 and 1 of a rank 2 or 3 view.
-TensorView rows_of(TensorView view, std::int64_t token, std::int64_t num_tokens, std::int64_t head,
-                   std::int64_t num_heads) noexcept {
-  if (!view.given()) return view;
-  view.data = const_cast<std::byte*>(element(view, token, head));
-  view.shape[0] = num_tokens;
-  view.shape[1] = num_heads;
-  return view;
+/// The request that owns a token, or b for a padding row.
+std::int64_t request_of(const Batch& batch, std::int64_t token) {
+  const auto& starts = batch.lengths.query_start_loc;
+  const auto next = std::upper_bound(starts.begin(), starts.end(), token);
+  return next - starts.begin() - 1;
 }
 
-/// Elements [first, first + count) of axis 0.
-TensorView slice_of(TensorView view, std::int64_t first, std::int64_t count) noexcept {
-  if (!view.given()) return view;
-  view.data = static_cast<std::byte*>(view.data) +
-              first * view.stride[0] * static_cast<std::int64_t>(dtype_bytes(view.dtype));
-  view.shape[0] = count;
-  return view;
-}
-
-Status run_oracle(const DecodeProblem& problem, const DecodeTensors& tensors, Oracle::Rows& rows) {
-  rows.num_tokens = problem.num_tokens;
-  rows.num_heads = problem.num_heads;
-  const auto count = static_cast<std::size_t>(problem.num_tokens * problem.num_heads);
-  rows.out.assign(count * static_cast<std::size_t>(problem.kv_lora_rank), 0.0);
-  rows.lse.assign(count, 0.0);
-  return reference::decode(problem, tensors, rows.out.data(), rows.lse.data());
-}
-
-/// One head of one request, all its tokens, as a problem of its own.
-Status run_request_oracle(const Batch& batch, std::int64_t request, std::int64_t head,
-                          Oracle::Rows& rows) {
-  const auto b = static_cast<std::size_t>(request);
-  const std::int64_t token = batch.lengths.query_start_loc[b];
-  const std::int64_t count = batch.lengths.query_lens[b];
-  DecodeProblem problem = batch.problem;
-  problem.num_requests = 1;
-  problem.num_tokens = count;
-  problem.num_heads = 1;
-  DecodeTensors tensors = batch.tensors;
-  tensors.q = rows_of(tensors.q, token, count, head, 1);
-  tensors.q_nope = rows_of(tensors.q_nope, token, count, head, 1);
-  tensors.q_pe = rows_of(tensors.q_pe, token, count, head, 1);
-  tensors.out = rows_of(tensors.out, token, count, head, 1);
-  tensors.lse = rows_of(tensors.lse, token, count, head, 1);
-  tensors.indices = slice_of(tensors.indices, token, count);
-  tensors.block_table = slice_of(tensors.block_table, request, 1);
-  tensors.seq_lens = slice_of(tensors.seq_lens, request, 1);
-  tensors.causal_seqlens_kv_global = slice_of(tensors.causal_seqlens_kv_global, request, 1);
-  tensors.query_start_loc = {};  // one request owns all tokens
-  tensors.sinks = slice_of(tensors.sinks, head, 1);
-  tensors.alibi_slopes = slice_of(tensors.alibi_slopes, head, 1);
-  rows.token_begin = token;
-  rows.head_begin = head;
-  return run_oracle(problem, tensors, rows);
-}
-
-/// Padding rows see nothing: 0, and -inf or the sink.
-Oracle::Rows padding_rows(const Batch& batch) {
-  Oracle::Rows rows;
-  rows.token_begin = batch.lengths.query_start_loc.back();
-  rows.num_tokens = batch.lengths.num_tokens - rows.token_begin;
-  rows.num_heads = batch.source.h;
-  const auto count = static_cast<std::size_t>(rows.num_tokens * rows.num_heads);
-  rows.out.assign(count * static_cast<std::size_t>(batch.source.l), 0.0);
-  rows.lse.assign(count, -std::numeric_limits<double>::infinity());
-  if (!batch.source.sinks) return rows;
-  const double unit = batch.problem.lse_base == LseBase::kTwo ? 1.0 / kLn2 : 1.0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const float sink = batch.sinks.as<float>()[i % static_cast<std::size_t>(rows.num_heads)];
-    rows.lse[i] = static_cast<double>(sink) * unit;
-  }
-  return rows;
-}
-
-/// Multiply-adds of the oracle for one head of a request.
-double request_cost(const Batch& batch, std::int64_t request) {
-  const auto b = static_cast<std::size_t>(request);
-  const std::int64_t keys = batch.source.k > 0 ? batch.source.k : batch.lengths.seq_lens[b];
-  return static_cast<double>(batch.lengths.query_lens[b]) * static_cast<double>(keys + 1) *
-         static_cast<double>(2 * batch.source.l + batch.source.r);
+/// Keys that the oracle walks for one row of the token.
+double row_cost(const Batch& batch, std::int64_t token) {
+  const std::int64_t request = request_of(batch, token);
+  if (request >= batch.source.b) return 1.0;
+  const std::int64_t keys = batch.source.k > 0
+                                ? batch.source.k
+                                : batch.lengths.seq_lens[static_cast<std::size_t>(request)];
+  return static_cast<double>(keys + 1);
 }
 
 /// Collects errors row by row.
@@ -109,13 +48,26 @@ class Comparer {
   Comparer(const DecodeProblem& problem, const DecodeTensors& tensors)
       : problem_(problem), tensors_(tensors), tolerance_(tolerance_for(problem)) {}
 
-  void add(const Oracle::Rows& rows) {
-    const std::int64_t width = problem_.kv_lora_rank;
-    for (std::int64_t t = 0; t < rows.num_tokens; ++t) {
-      for (std::int64_t h = 0; h < rows.num_heads; ++h) {
-        const std::int64_t row = t * rows.num_heads + h;
-        const double* out = rows.out.data() + row * width;
-        add_row(rows.token_begin + t, rows.head_begin + h, out, rows.lse[static_cast<std::size_t>(row)]);
+  void add(const Oracle& oracle) {
+    for (std::size_t i = 0; i < oracle.rows.size(); ++i) {
+      add_row(oracle.rows[i].token, oracle.rows[i].head,
+              oracle.out.data() + i * static_cast<std::size_t>(problem_.kv_lora_rank), oracle.lse[i]);
+    }
+  }
+
+  /// Rows that have no reference: written at all?
+  void find_nan() {
+    const auto step = static_cast<std::int64_t>(dtype_bytes(tensors_.out.dtype));
+    for (std::int64_t token = 0; token < problem_.num_tokens && result_.passed(); ++token) {
+      for (std::int64_t head = 0; head < problem_.num_heads; ++head) {
+        const std::byte* out = element(tensors_.out, token, head);
+        for (std::int64_t d = 0; d < problem_.kv_lora_rank; ++d) {
+          if (!std::isnan(decode(tensors_.out.dtype, out + d * step))) continue;
+          return report(token, head, d, text("out[", token, ',', head, ',', d, "] is NaN"));
+        }
+        if (tensors_.lse.given() && std::isnan(decode(DType::kF32, element(tensors_.lse, token, head)))) {
+          return report(token, head, -1, text("lse[", token, ',', head, "] is NaN"));
+        }
       }
     }
   }
@@ -220,42 +172,53 @@ Tolerance tolerance_for(const DecodeProblem& problem) noexcept {
 
 Result<Oracle> full_oracle(const DecodeProblem& problem, const DecodeTensors& tensors) {
   Oracle oracle;
-  oracle.num_rows = problem.num_tokens * problem.num_heads;
-  MLA_RETURN_IF_ERROR(run_oracle(problem, tensors, oracle.parts.emplace_back()));
+  for (std::int64_t token = 0; token < problem.num_tokens; ++token) {
+    for (std::int64_t head = 0; head < problem.num_heads; ++head) oracle.rows.push_back({token, head});
+  }
+  oracle.out.resize(oracle.rows.size() * static_cast<std::size_t>(problem.kv_lora_rank));
+  oracle.lse.resize(oracle.rows.size());
+  MLA_RETURN_IF_ERROR(reference_decode(problem, tensors, oracle.out.data(), oracle.lse.data()));
   return oracle;
 }
 
 Result<Oracle> sampled_oracle(const Batch& batch, double budget) {
-  const Case& problem = batch.source;
+  const std::int64_t num_tokens = batch.problem.num_tokens;
+  const std::int64_t num_heads = batch.problem.num_heads;
   double whole = 0.0;
-  for (std::int64_t b = 0; b < problem.b; ++b) whole += request_cost(batch, b);
-  whole *= static_cast<double>(problem.h);
-  if (whole <= budget) return full_oracle(batch.problem, batch.tensors);
+  for (std::int64_t token = 0; token < num_tokens; ++token) whole += row_cost(batch, token);
+  if (whole * static_cast<double>(num_heads) <= budget) {
+    return full_oracle(batch.problem, batch.tensors);
+  }
+  MLA_RETURN_IF_ERROR(validate_inputs(batch.problem, batch.tensors));
+  MLA_RETURN_IF_ERROR(validate_contents(batch.problem, batch.tensors));
 
-  // Candidates alternate between both ends of the batch, with another head each time; `seen` keeps one
-  // (request, head) pair from being computed twice.
   Oracle oracle;
   oracle.complete = false;
-  double spent = 0.0;
-  std::vector<std::pair<std::int64_t, std::int64_t>> seen;
-  for (std::int64_t i = 0; i < 4 * problem.b + 64 && spent < budget; ++i) {
-    const std::int64_t request = (i % 2 == 0 ? i / 2 : problem.b - 1 - i / 2 % problem.b) % problem.b;
-    const std::int64_t head = i == 1 ? problem.h - 1 : i * 37 % problem.h;
-    if (std::find(seen.begin(), seen.end(), std::pair(request, head)) != seen.end()) continue;
-    // The first and the last request are always looked at, however long they are.
-    if (i >= 2 && spent + request_cost(batch, request) > budget) continue;
-    seen.emplace_back(request, head);
-    spent += request_cost(batch, request);
-    MLA_RETURN_IF_ERROR(run_request_oracle(batch, request, head, oracle.parts.emplace_back()));
+  oracle.rows = {{0, 0}, {num_tokens - 1, num_heads - 1}};  // always looked at, whatever they cost
+  double spent = row_cost(batch, 0) + row_cost(batch, num_tokens - 1);
+  Rng rng(batch.source.seed, kSampleStream);
+  for (int tries = 0; tries < kMaxSamples && spent < budget; ++tries) {
+    const Oracle::Row row{rng.below(num_tokens), rng.below(num_heads)};
+    const double cost = row_cost(batch, row.token);
+    if (spent + cost > budget) continue;
+    spent += cost;
+    oracle.rows.push_back(row);
   }
-  oracle.parts.push_back(padding_rows(batch));
-  for (const Oracle::Rows& rows : oracle.parts) oracle.num_rows += rows.num_tokens * rows.num_heads;
+  const auto width = static_cast<std::size_t>(batch.problem.kv_lora_rank);
+  oracle.out.resize(oracle.rows.size() * width);
+  oracle.lse.resize(oracle.rows.size());
+#pragma omp parallel for schedule(dynamic, 1)
+  for (std::size_t i = 0; i < oracle.rows.size(); ++i) {
+    reference_row(batch.problem, batch.tensors, oracle.rows[i].token, oracle.rows[i].head,
+                  oracle.out.data() + i * width, &oracle.lse[i]);
+  }
   return oracle;
 }
 
 Comparison compare(const DecodeProblem& problem, const DecodeTensors& tensors, const Oracle& oracle) {
   Comparer comparer(problem, tensors);
-  for (const Oracle::Rows& rows : oracle.parts) comparer.add(rows);
+  comparer.add(oracle);
+  if (!oracle.complete) comparer.find_nan();
   return comparer.result();
 }
 

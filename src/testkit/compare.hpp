@@ -28,25 +28,21 @@ Tolerance tolerance_for(const DecodeProblem& problem) noexcept;
 
 /// The exact result of a problem, or of some of its rows.
 struct Oracle {
-  struct Rows {
-    std::int64_t token_begin = 0;  ///< tokens [token_begin, token_begin + num_tokens) ...
-    std::int64_t num_tokens = 0;
-    std::int64_t head_begin = 0;   ///< ... of heads [head_begin, head_begin + num_heads)
-    std::int64_t num_heads = 0;
-    std::vector<double> out;       ///< [num_tokens, num_heads, L]
-    std::vector<double> lse;       ///< [num_tokens, num_heads], in the problem's base
+  struct Row {
+    std::int64_t token = 0;
+    std::int64_t head = 0;
   };
-  std::vector<Rows> parts;
-  bool complete = true;            ///< the parts cover every row
-  std::int64_t num_rows = 0;       ///< rows of all parts
+  bool complete = true;     ///< every row is there
+  std::vector<Row> rows;
+  std::vector<double> out;  ///< [rows, L]
+  std::vector<double> lse;  ///< [rows], in the problem's base
 };
 
-/// Every row.
+/// Every row. Fails when the tensors or their contents are not valid.
 Result<Oracle> full_oracle(const DecodeProblem& problem, const DecodeTensors& tensors);
 
-/// Rows of single requests and heads, spread over the batch (first and last included), whose oracle
-/// costs about `budget` multiply-adds; the full oracle when that is within the budget. Padding rows
-/// are always included.
+/// Rows spread over the batch (the first and the last included) whose oracle costs about `budget`
+/// (row, key) pairs; the full oracle when that is within the budget.
 Result<Oracle> sampled_oracle(const Batch& batch, double budget);
 
 /// The errors of a result. Default: a perfect one.
@@ -62,6 +58,7 @@ struct Comparison {
   bool passed() const noexcept { return problem.empty(); }
 };
 
+/// An incomplete oracle still has every element of out and lse looked at: none may be NaN.
 Comparison compare(const DecodeProblem& problem, const DecodeTensors& tensors, const Oracle& oracle);
 
 /// The guard bands of out and lse, as one sentence; empty: intact.

@@ -277,6 +277,11 @@ void make_indices(Batch& batch) {
     if (pick < 5) entry = kPoisonIds[pick];
     else entry = pick == 5 ? static_cast<std::int32_t>(num_slots) : -1;
   }
+  // Padding rows have no keys, whatever they name: here the poison of page 0.
+  const std::int64_t num_real = batch.lengths.query_start_loc.back();
+  for (std::int64_t i = num_real * stride; i < tokens * stride; i += 2) {
+    rows[static_cast<std::size_t>(i)] = 0;
+  }
   std::vector<std::int64_t> keys;
   for (std::int64_t request = 0; request < problem.b; ++request) {
     const auto b = static_cast<std::size_t>(request);
