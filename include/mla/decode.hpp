@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "mla/export.hpp"
 #include "mla/problem.hpp"
 #include "mla/status.hpp"
 
@@ -42,12 +43,10 @@ struct Split {
   std::int32_t partial = -1;    ///< first partial slot, or -1: the split writes the output itself
 };
 
-class DecodePlan;  // copyable, immutable
-
 struct PlanState;  // private (src/core/split.hpp)
 
 /// A chosen backend with its work sizes. Immutable, cheap to copy, safe to share between threads.
-class DecodePlan {
+class MLA_API DecodePlan {
  public:
   explicit DecodePlan(std::shared_ptr<const PlanState> state) noexcept : state_(std::move(state)) {}
 
@@ -69,10 +68,10 @@ class DecodePlan {
 /// Validates the problem and chooses a backend. Allocates host memory only; touches no tensor.
 /// kInvalidArgument: the problem contradicts itself. kUnsupported: no row (or not the forced row) can
 /// run it; the message lists each row's reason.
-Result<DecodePlan> plan(const DecodeProblem& problem, const PlanOptions& options = {});
+MLA_API Result<DecodePlan> plan(const DecodeProblem& problem, const PlanOptions& options = {});
 
 /// The workspace of `plan(problem, options)` without keeping the plan.
-Result<std::size_t> workspace_size(const DecodeProblem& problem, const PlanOptions& options = {});
+MLA_API Result<std::size_t> workspace_size(const DecodeProblem& problem, const PlanOptions& options = {});
 
 /// Computes out and lse. On the CPU the call returns when they are written. On CUDA it enqueues on
 /// `stream` (a cudaStream_t) and returns; it never synchronises and allocates nothing.
@@ -80,12 +79,12 @@ Result<std::size_t> workspace_size(const DecodeProblem& problem, const PlanOptio
 /// Every check that needs no device memory is made before anything is launched or written. A CPU
 /// backend also checks the contents of block_table, seq_lens and query_start_loc.
 /// One workspace serves one run at a time.
-Status run(const DecodePlan& plan, const DecodeTensors& tensors, void* workspace,
+MLA_API Status run(const DecodePlan& plan, const DecodeTensors& tensors, void* workspace,
            std::size_t workspace_bytes, void* stream = nullptr);
 
 /// The splits `run` would make for these lengths (host arrays; query_start_loc and
 /// causal_seqlens_kv_global may be null as in DecodeTensors). For printing, tests and tuning.
-Result<std::vector<Split>> splits(const DecodePlan& plan, const std::int32_t* seq_lens,
+MLA_API Result<std::vector<Split>> splits(const DecodePlan& plan, const std::int32_t* seq_lens,
                                   const std::int32_t* query_start_loc = nullptr,
                                   const std::int32_t* causal_seqlens_kv_global = nullptr);
 
@@ -98,10 +97,10 @@ struct BackendInfo {
 };
 
 /// The table with the reason why each row cannot run on this machine, or cannot serve `problem`.
-std::vector<BackendInfo> backends();
-std::vector<BackendInfo> backends(const DecodeProblem& problem, const PlanOptions& options = {});
+MLA_API std::vector<BackendInfo> backends();
+MLA_API std::vector<BackendInfo> backends(const DecodeProblem& problem, const PlanOptions& options = {});
 
 /// The library's version, "major.minor.patch".
-const char* version() noexcept;
+MLA_API const char* version() noexcept;
 
 }  // namespace mla

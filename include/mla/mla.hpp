@@ -2,6 +2,7 @@
 #pragma once
 
 #include "mla/decode.hpp"   // IWYU pragma: export
+#include "mla/merge.hpp"    // IWYU pragma: export
 #include "mla/problem.hpp"  // IWYU pragma: export
 #include "mla/status.hpp"   // IWYU pragma: export
 #include "mla/tensor.hpp"   // IWYU pragma: export

@@ -9,6 +9,7 @@
 #include <limits>
 #include <string>
 
+#include "mla/export.hpp"
 #include "mla/status.hpp"
 #include "mla/tensor.hpp"
 
@@ -23,7 +24,7 @@ enum class KvFormat : int {
 };
 
 /// "bf16", "f16", "e4m3" or "fp8_ds_mla".
-const char* to_string(KvFormat format) noexcept;
+MLA_API const char* to_string(KvFormat format) noexcept;
 
 /// Base of the returned log-sum-exp. The values are part of the C ABI.
 enum class LseBase : int { kE = 1, kTwo = 2 };
@@ -68,8 +69,12 @@ struct DecodeProblem {
 };
 
 /// Type and row width of the kv_cache tensor for a format: element type, elements of one token.
-DType kv_dtype(KvFormat format) noexcept;
-std::int64_t kv_row_elements(const DecodeProblem& problem) noexcept;
+MLA_API DType kv_dtype(KvFormat format) noexcept;
+MLA_API std::int64_t kv_row_elements(const DecodeProblem& problem) noexcept;
+
+/// Bytes of one page of one layer: page_size tokens. A latent cache has one row a token, not a key and
+/// a value.
+MLA_API std::int64_t kv_page_bytes(const DecodeProblem& problem) noexcept;
 
 /// A factor given by value, or as one f32 that the backend reads when it runs (in host memory for a
 /// CPU backend, in device memory for a CUDA backend).
@@ -110,6 +115,6 @@ struct DecodeTensors {
 /// The problem string: `key=value` pairs joined by commas, for example
 /// `b=4,h=128,page=64,kv=bf16,maxlen=4096,maxq=1`. Only what differs from a default is printed.
 /// tests, CLI, logs and benches share this grammar (docs/notation.md).
-std::string to_string(const DecodeProblem& problem);
+MLA_API std::string to_string(const DecodeProblem& problem);
 
 }  // namespace mla

@@ -31,6 +31,11 @@ std::int64_t kv_row_elements(const DecodeProblem& problem) noexcept {
   return problem.kv_format == KvFormat::kFp8DsMla ? fp8_ds_mla::kTokenBytes : problem.head_dim();
 }
 
+std::int64_t kv_page_bytes(const DecodeProblem& problem) noexcept {
+  return problem.page_size * kv_row_elements(problem) *
+         static_cast<std::int64_t>(dtype_bytes(kv_dtype(problem.kv_format)));
+}
+
 std::string to_string(const DecodeProblem& problem) {
   const DecodeProblem defaults;
   std::ostringstream out;

@@ -1,0 +1,136 @@
+// [combine] The public merge of partial states in host memory.
+#include "mla/merge.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/diagnostics.hpp"
+#include "core/lse.hpp"
+#include "core/numeric.hpp"
+#include "core/visibility.hpp"
+
+namespace mla {
+namespace {
+
+constexpr const char* kOperation = "merge";
+constexpr float kLn2 = 0.69314718055994530942F;
+
+std::byte* row_address(const TensorView& view, std::int64_t token, std::int64_t head) noexcept {
+  return static_cast<std::byte*>(view.data) + (token * view.stride[0] + head * view.stride[1]) *
+                                                  static_cast<std::int64_t>(dtype_bytes(view.dtype));
+}
+
+float load(const std::byte* row, DType dtype, std::int64_t index) noexcept {
+  if (dtype == DType::kF32) {
+    float value;
+    std::memcpy(&value, row + index * 4, sizeof(value));
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, row + index * 2, sizeof(bits));
+  return dtype == DType::kBF16 ? numeric::bf16_to_float(bits) : numeric::f16_to_float(bits);
+}
+
+void store(std::byte* row, DType dtype, std::int64_t index, float value) noexcept {
+  if (dtype == DType::kF32) {
+    std::memcpy(row + index * 4, &value, sizeof(value));
+    return;
+  }
+  const std::uint16_t bits =
+      dtype == DType::kBF16 ? numeric::float_to_bf16(value) : numeric::float_to_f16(value);
+  std::memcpy(row + index * 2, &bits, sizeof(bits));
+}
+
+std::string shape_text(const TensorView& view) {
+  std::string joined = text(to_string(view.dtype), " [");
+  for (int axis = 0; axis < view.rank; ++axis) joined += text(axis > 0 ? "," : "", view.shape[axis]);
+  return joined + "]";
+}
+
+Status check_state(const std::string& name, const AttentionState& state, const TensorView& like) {
+  const TensorView& out = state.out;
+  const TensorView& lse = state.lse;
+  const bool float_type =
+      out.dtype == DType::kF32 || out.dtype == DType::kBF16 || out.dtype == DType::kF16;
+  if (!float_type || out.rank != 3 || out.shape[0] != like.shape[0] ||
+      out.shape[1] != like.shape[1] || out.shape[2] != like.shape[2] ||
+      (out.shape[2] > 1 && out.stride[2] != 1)) {
+    return bad_argument(kOperation, name + ".out", shape_text(out),
+                        text("bf16, f16 or f32 [", like.shape[0], ",", like.shape[1], ",",
+                             like.shape[2], "] with last stride 1"));
+  }
+  if (lse.dtype != DType::kF32 || lse.rank != 2 || lse.shape[0] != like.shape[0] ||
+      lse.shape[1] != like.shape[1]) {
+    return bad_argument(kOperation, name + ".lse", shape_text(lse),
+                        text("f32 [", like.shape[0], ",", like.shape[1], "]"));
+  }
+  const bool has_rows = like.shape[0] > 0 && like.shape[1] > 0;
+  if (has_rows && (out.data == nullptr || lse.data == nullptr)) {
+    return bad_argument(kOperation, name, "a null pointer", "memory");
+  }
+  return {};
+}
+
+}  // namespace
+
+Status merge(const AttentionState* states, std::int64_t count, const AttentionState& merged,
+             LseBase lse_base) {
+  if (count < 1) return bad_argument(kOperation, "count", count, "at least 1");
+  if (states == nullptr) return bad_argument(kOperation, "states", "a null pointer", "states");
+  MLA_RETURN_IF_ERROR(check_state("merged", merged, merged.out));
+  for (std::int64_t s = 0; s < count; ++s) {
+    MLA_RETURN_IF_ERROR(check_state(text("states[", s, "]"), states[s], merged.out));
+  }
+
+  const float to_natural = lse_base == LseBase::kTwo ? kLn2 : 1.0F;
+  const auto lse_of = [&](std::int64_t s, std::int64_t token, std::int64_t head) {
+    return clean_lse(load(row_address(states[s].lse, token, head), DType::kF32, 0) * to_natural);
+  };
+  std::vector<float> weights(static_cast<std::size_t>(count));
+  for (std::int64_t token = 0; token < merged.out.shape[0]; ++token) {
+    for (std::int64_t head = 0; head < merged.out.shape[1]; ++head) {
+      float m = empty_lse<float>();
+      for (std::int64_t s = 0; s < count; ++s) m = std::fmax(m, lse_of(s, token, head));
+      const bool empty = m == empty_lse<float>();
+      std::fill(weights.begin(), weights.end(), 0.0F);
+      float sum = 0;
+      std::int64_t num_real = 0;
+      std::int64_t real = 0;
+      for (std::int64_t s = 0; s < count && !empty; ++s) {
+        const float lse = lse_of(s, token, head);
+        if (lse == empty_lse<float>()) continue;
+        weights[static_cast<std::size_t>(s)] = std::exp(lse - m);
+        sum += weights[static_cast<std::size_t>(s)];
+        ++num_real;
+        real = s;
+      }
+      std::byte* out = row_address(merged.out, token, head);
+      for (std::int64_t d = 0; d < merged.out.shape[2]; ++d) {
+        float value = 0;
+        for (std::int64_t s = 0; s < count; ++s) {
+          const float weight = weights[static_cast<std::size_t>(s)];
+          if (weight == 0.0F) continue;  // an empty state may hold NaN
+          value += weight * load(row_address(states[s].out, token, head), states[s].out.dtype, d);
+        }
+        store(out, merged.out.dtype, d, empty ? 0.0F : value / sum);
+      }
+      // A single real state keeps its lse bit for bit.
+      const float lse = empty           ? empty_lse<float>()
+                        : num_real == 1 ? load(row_address(states[real].lse, token, head), DType::kF32, 0)
+                                        : (m + std::log(sum)) / to_natural;
+      store(row_address(merged.lse, token, head), DType::kF32, 0, lse);
+    }
+  }
+  return {};
+}
+
+std::int64_t local_seq_len(std::int64_t global_len, std::int64_t cp_world, std::int64_t cp_rank,
+                           std::int64_t cp_interleave) noexcept {
+  if (cp_world < 1 || cp_rank < 0 || cp_rank >= cp_world || cp_interleave < 1) return 0;
+  return local_keys_below({cp_world, cp_rank, cp_interleave}, global_len);
+}
+
+}  // namespace mla
