@@ -191,6 +191,7 @@ MLA_TARGET_BF16 void value_block(TileOps& ops, const Shape& shape, const Scratch
   block.load_sums();
   for (std::int64_t k = tile.begin; k < tile.end; k += kAmxStep) block.add(k);
   block.store_sums();
+  fetch_ahead(tile.ahead);
 }
 
 template <class TileOps, int kGroups>
@@ -281,7 +282,10 @@ MLA_TARGET_BF16 void run_amx_split(const CallView& call, const SplitJob& job, st
   std::memset(scratch.zeros, 0, static_cast<std::size_t>(shape.padded) * 2);
   std::memset(scratch.o, 0, static_cast<std::size_t>(rows.num_groups * kLanes * shape.rank) * 4);
   TileOps ops;
+  Lookahead ahead;
+  init_lookahead(call, shape, (rows.num_groups * shape.rank / kLanes + 3) / 4, &ahead);
   Tile tile;
+  tile.ahead = &ahead;
   KeyBlocks blocks;
   for (std::int64_t first = job.key_begin / kKeyTile * kKeyTile; first < job.key_end;
        first += kKeyTile) {

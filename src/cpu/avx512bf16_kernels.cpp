@@ -138,6 +138,7 @@ MLA_TARGET_BF16 void value_tile(const Shape& shape, const Scratch& scratch, cons
     value_block<kGroups>(panel + tile.begin * kLanes, scratch.p + tile.begin * kLanes,
                          (tile.end - tile.begin) / 2, rows.rescale + group * kLanes,
                          scratch.o + group * o_stride + d * kLanes, o_stride);
+    fetch_ahead(tile.ahead);
   }
 }
 
@@ -217,7 +218,10 @@ MLA_TARGET_BF16 void run_many_rows(const CallView& call, const SplitJob& job, st
   pack_q(call, job, shape, scratch);
   std::memset(scratch.zeros, 0, static_cast<std::size_t>(shape.padded) * 2);
   std::memset(scratch.o, 0, static_cast<std::size_t>(rows.num_groups * kLanes * shape.rank) * 4);
+  Lookahead ahead;
+  init_lookahead(call, shape, (rows.num_groups + 2) / 3 * (shape.rank / kBlock), &ahead);
   Tile tile;
+  tile.ahead = &ahead;
   for (std::int64_t first = job.key_begin / kKeyTile * kKeyTile; first < job.key_end;
        first += kKeyTile) {
     load_tile(call, job, shape, scratch, first, kBlock, false, &tile);

@@ -10,6 +10,7 @@
 //   o      [groups][L][16 rows] or [rows][L]       f32
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -116,6 +117,27 @@ inline ScoreRule make_score_rule(const CallView& call) {
           in_place ? 1.0F : scale_log2};
 }
 
+/// Addresses of the tile after the current one, so that its bytes come into L2 while this one is
+/// computed. Steps of the value product fetch a few rows each.
+struct Lookahead {
+  std::int64_t first = -1;  ///< the tile that `rows` belongs to; -1: none
+  std::int64_t next = 0;    ///< rows [next, end) are still to be fetched
+  std::int64_t end = 0;
+  std::int64_t rows_per_step = 0;
+  std::int64_t row_bytes = 0;
+  const std::byte* rows[kKeyTile];
+};
+
+MLA_INLINE_BF16 void fetch_ahead(Lookahead* ahead) {
+  const std::int64_t left = ahead->end - ahead->next;
+  const std::int64_t count = left < ahead->rows_per_step ? left : ahead->rows_per_step;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::byte* row = ahead->rows[ahead->next++];
+    if (row == nullptr) continue;
+    for (std::int64_t at = 0; at < ahead->row_bytes; at += 64) _mm_prefetch(row + at, _MM_HINT_T1);
+  }
+}
+
 /// The keys of one tile as the products read them.
 struct Tile {
   std::int64_t first = 0;  ///< local index of key 0, a multiple of kKeyTile
@@ -123,6 +145,7 @@ struct Tile {
   std::int64_t end = 0;    ///< part of the split in this tile
   bool all_valid = false;  ///< every key of [begin, end) exists
   std::int64_t num_nonfinite = 0;
+  Lookahead* ahead = nullptr;
   const std::byte* rows[kKeyTile];  ///< bf16 values; a key that is not there reads zeros
   bool valid[kKeyTile];
   std::int64_t global[kKeyTile];     ///< global position; ALiBi only
@@ -216,6 +239,22 @@ MLA_TARGET_BF16 inline unsigned pack_value_pair(const std::byte* row0, const std
   return bad0 | bad1;
 }
 
+/// Resolves the keys of the tile at `first`, if the split has one there.
+inline void look_ahead(const CallView& call, const SplitJob& job, std::int64_t first,
+                       Lookahead* ahead) {
+  ahead->first = first;
+  ahead->next = 0;
+  ahead->end = std::clamp<std::int64_t>(job.key_end - first, 0, kKeyTile);
+  if (ahead->end > 0) resolve_keys(call, job.request, first, ahead->end, ahead->rows);
+}
+
+/// `steps` is how often the products of a tile call fetch_ahead.
+inline void init_lookahead(const CallView& call, const Shape& shape, std::int64_t steps,
+                           Lookahead* ahead) {
+  ahead->row_bytes = shape.dim * (call.kv_format == KvFormat::kE4M3 ? 1 : 2);
+  ahead->rows_per_step = (kKeyTile + steps - 1) / steps;
+}
+
 /// Resolves, decodes and packs the keys of the tile at `first` that the split covers. `block` is
 /// the granularity of the products; `copy_rows` asks for rows padded to whole steps.
 MLA_TARGET_BF16 inline void load_tile(const CallView& call, const SplitJob& job, const Shape& shape,
@@ -227,7 +266,12 @@ MLA_TARGET_BF16 inline void load_tile(const CallView& call, const SplitJob& job,
   tile->begin = begin / block * block;
   tile->end = round_up(end, block);
   tile->num_nonfinite = 0;
-  resolve_keys(call, job.request, first + begin, end - begin, tile->rows + begin);
+  if (tile->ahead->first == first) {
+    std::copy(tile->ahead->rows + begin, tile->ahead->rows + end, tile->rows + begin);
+  } else {
+    resolve_keys(call, job.request, first + begin, end - begin, tile->rows + begin);
+  }
+  look_ahead(call, job, first + kKeyTile, tile->ahead);
   const bool is_e4m3 = call.kv_format == KvFormat::kE4M3;
   tile->all_valid = begin == tile->begin && end == tile->end;
   for (std::int64_t k = tile->begin; k < tile->end; ++k) {
