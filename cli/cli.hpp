@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "mla/decode.hpp"
 #include "mla/status.hpp"
 
 namespace mla::cli {
@@ -37,6 +38,16 @@ int exit_code_of(const Status& status) noexcept;
 /// Prints "mla <command>: <message>" on stderr and returns the exit code that belongs to it.
 int fail(const char* command, const Status& status);
 int fail(const char* command, int exit_code, const std::string& message);
+
+/// --backend, --threads: how to run.
+struct BackendFlags {
+  std::string backend;  ///< empty: the first row that serves the problem
+  int threads = 0;      ///< 0: as many as OpenMP gives
+
+  PlanOptions options() const;
+};
+/// Adds the two flags; `backend_help` describes --backend.
+void add_backend_flags(CLI::App& command, BackendFlags& flags, const std::string& backend_help);
 
 /// The footer of a command's --help: "Example:\n  <line>".
 std::string example(const std::string& line);

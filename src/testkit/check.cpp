@@ -22,54 +22,84 @@ std::vector<std::byte> copy_of(const Buffer& buffer) {
   return {buffer.data(), buffer.data() + buffer.size()};
 }
 
+/// Runs twice and looks at everything but the inputs. out and lse are the memory of tensors.out and
+/// tensors.lse.
+Result<CheckResult> check_runs(const DecodePlan& plan, const DecodeTensors& tensors, Buffer& out,
+                               Buffer& lse) {
+  const DecodeProblem& problem = plan.problem();
+  const Buffer workspace = make_workspace(plan);
+  CheckResult result;
+  result.backend = plan.backend_name();
+  MLA_RETURN_IF_ERROR(run(plan, tensors, workspace.data(), workspace.size()));
+  const Result<Oracle> oracle = full_oracle(problem, tensors);
+  if (!oracle.ok()) return oracle.status();
+  result.comparison = compare(problem, tensors, *oracle);
+  result.problem = result.comparison.problem;
+  if (result.problem.empty()) result.problem = guard_damage(out, lse);
+  if (result.problem.empty() && !workspace.intact()) {
+    result.problem = "workspace: memory next to it was written";
+  }
+  if (!result.problem.empty()) return result;
+
+  const std::vector<std::byte> first_out = copy_of(out);
+  const std::vector<std::byte> first_lse = copy_of(lse);
+  out.fill(0xFF);
+  lse.fill(0xFF);
+  MLA_RETURN_IF_ERROR(run(plan, tensors, workspace.data(), workspace.size()));
+  result.problem = first_difference(out, first_out, "out");
+  if (result.problem.empty()) result.problem = first_difference(lse, first_lse, "lse");
+  return result;
+}
+
+Status no_memory(const std::string& problem) {
+  return {StatusCode::kOutOfMemory, text("check: no memory for ", problem)};
+}
+
 }  // namespace
 
 Buffer make_workspace(const DecodePlan& plan) { return Buffer(plan.workspace_bytes(), 0); }
 
 Result<CheckResult> check_batch(Batch& batch, const PlanOptions& options) {
-  const PlanOptions all_options = plan_options(batch.source, options);
-  Result<DecodePlan> made = plan(batch.problem, all_options);
+  const Result<DecodePlan> made = plan(batch.problem, plan_options(batch.source, options));
   if (!made.ok()) return made.status();
   try {
-    const Buffer workspace = make_workspace(*made);
     const std::uint64_t inputs = batch.input_fingerprint();
-    CheckResult result;
-    result.backend = made->backend_name();
-    result.repro = repro_line(batch.source, result.backend, options.num_threads);
-    MLA_RETURN_IF_ERROR(run(*made, batch.tensors, workspace.data(), workspace.size()));
-    Result<Oracle> oracle = full_oracle(batch.problem, batch.tensors);
-    if (!oracle.ok()) return oracle.status();
-    result.comparison = compare(batch.problem, batch.tensors, *oracle);
-    result.problem = result.comparison.problem;
-    if (result.problem.empty()) result.problem = guard_damage(batch);
-    if (result.problem.empty() && !workspace.intact()) {
-      result.problem = "workspace: memory next to it was written";
+    Result<CheckResult> result = check_runs(*made, batch.tensors, batch.out, batch.lse);
+    if (!result.ok()) return result;
+    result->repro = repro_line(batch.source, result->backend, options.num_threads);
+    if (result->passed() && batch.input_fingerprint() != inputs) {
+      result->problem = "inputs: an input tensor was written";
     }
-    if (result.problem.empty() && batch.input_fingerprint() != inputs) {
-      result.problem = "inputs: an input tensor was written";
-    }
-    if (!result.problem.empty()) return result;
-
-    const std::vector<std::byte> out = copy_of(batch.out);
-    const std::vector<std::byte> lse = copy_of(batch.lse);
-    batch.poison_outputs();
-    MLA_RETURN_IF_ERROR(run(*made, batch.tensors, workspace.data(), workspace.size()));
-    result.problem = first_difference(batch.out, out, "out");
-    if (result.problem.empty()) result.problem = first_difference(batch.lse, lse, "lse");
     return result;
   } catch (const std::bad_alloc&) {
-    return Status(StatusCode::kOutOfMemory, text("check: no memory for ", to_string(batch.source)));
+    return no_memory(to_string(batch.source));
   }
 }
 
 Result<CheckResult> check_case(const Case& problem, const PlanOptions& options) {
   // A problem that no row serves needs no tensors.
   const CaseLengths lengths = case_lengths(problem);
-  Result<DecodePlan> made = plan(decode_problem(problem, lengths), plan_options(problem, options));
+  const Result<DecodePlan> made =
+      plan(decode_problem(problem, lengths), plan_options(problem, options));
   if (!made.ok()) return made.status();
   Result<std::unique_ptr<Batch>> batch = make_batch(problem);
   if (!batch.ok()) return batch.status();
   return check_batch(**batch, options);
+}
+
+Result<CheckResult> check_tensors(const DecodeProblem& problem, const DecodeTensors& tensors,
+                                  const PlanOptions& options) {
+  const Result<DecodePlan> made = plan(problem, options);
+  if (!made.ok()) return made.status();
+  try {
+    Outputs outputs(problem);
+    DecodeTensors all = tensors;
+    all.out = outputs.out_view;
+    all.lse = outputs.lse_view;
+    return check_runs(*made, all, outputs.out, outputs.lse);
+  } catch (const std::bad_alloc&) {
+    return no_memory(to_string(problem));
+  }
 }
 
 }  // namespace mla::testkit

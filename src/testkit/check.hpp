@@ -31,4 +31,9 @@ Result<CheckResult> check_case(const Case& problem, const PlanOptions& options =
 /// The same for a batch that exists already.
 Result<CheckResult> check_batch(Batch& batch, const PlanOptions& options = {});
 
+/// The same for tensors from elsewhere, whose own out and lse are not used. `CheckResult::repro` stays
+/// empty, and writes to the inputs are not looked for.
+Result<CheckResult> check_tensors(const DecodeProblem& problem, const DecodeTensors& tensors,
+                                  const PlanOptions& options = {});
+
 }  // namespace mla::testkit

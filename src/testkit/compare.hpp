@@ -62,7 +62,7 @@ struct Comparison {
 Comparison compare(const DecodeProblem& problem, const DecodeTensors& tensors, const Oracle& oracle);
 
 /// The guard bands of out and lse, as one sentence; empty: intact.
-std::string guard_damage(const Batch& batch);
+std::string guard_damage(const Buffer& out, const Buffer& lse);
 
 /// `repro: mla check --problem "..." --backend NAME`; with threads > 0 also `--threads N`.
 std::string repro_line(const Case& problem, const std::string& backend, int threads);

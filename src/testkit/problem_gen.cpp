@@ -337,14 +337,11 @@ void make_heads(Batch& batch) {
 }
 
 void make_outputs(Batch& batch) {
-  const Case& problem = batch.source;
-  const std::int64_t tokens = batch.lengths.num_tokens;
-  const DType dtype = batch.problem.resolved_out_dtype();
-  const auto rows = static_cast<std::size_t>(tokens * problem.h);
-  batch.out = Buffer(rows * static_cast<std::size_t>(problem.l) * dtype_bytes(dtype), 0xFF);
-  batch.lse = Buffer(rows * sizeof(float), 0xFF);
-  batch.tensors.out = TensorView::contiguous(batch.out.data(), dtype, {tokens, problem.h, problem.l});
-  batch.tensors.lse = TensorView::contiguous(batch.lse.data(), DType::kF32, {tokens, problem.h});
+  Outputs outputs(batch.problem);
+  batch.tensors.out = outputs.out_view;
+  batch.tensors.lse = outputs.lse_view;
+  batch.out = std::move(outputs.out);
+  batch.lse = std::move(outputs.lse);
 }
 
 Status check_counts(const Case& problem, const CaseLengths& lengths) {
@@ -377,6 +374,16 @@ Status check_memory(const Case& problem, const CaseLengths& lengths) {
 }
 
 }  // namespace
+
+Outputs::Outputs(const DecodeProblem& problem) {
+  const DType dtype = problem.resolved_out_dtype();
+  const std::int64_t rows = problem.num_tokens * problem.num_heads;
+  out = Buffer(static_cast<std::size_t>(rows * problem.kv_lora_rank) * dtype_bytes(dtype), 0xFF);
+  lse = Buffer(static_cast<std::size_t>(rows) * sizeof(float), 0xFF);
+  out_view = TensorView::contiguous(out.data(), dtype,
+                                    {problem.num_tokens, problem.num_heads, problem.kv_lora_rank});
+  lse_view = TensorView::contiguous(lse.data(), DType::kF32, {problem.num_tokens, problem.num_heads});
+}
 
 void Batch::poison_outputs() noexcept {
   out.fill(0xFF);

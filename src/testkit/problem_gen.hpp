@@ -16,6 +16,13 @@
 
 namespace mla::testkit {
 
+/// out and lse of a problem: contiguous, NaN, between guard bands. Throws std::bad_alloc.
+struct Outputs {
+  explicit Outputs(const DecodeProblem& problem);
+  Buffer out, lse;
+  TensorView out_view, lse_view;
+};
+
 /// A generated batch. The views of `tensors` point into the buffers of this object.
 struct Batch {
   Case source;

@@ -1,0 +1,17 @@
+# Writes HEADER with the commit of SOURCE, "-dirty" when tracked files differ from it.
+set(commit "unknown")
+if(GIT)
+  execute_process(COMMAND ${GIT} -C ${SOURCE} describe --always --dirty --abbrev=10 --exclude "*"
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+  if(NOT failed)
+    set(commit "${found}")
+  endif()
+endif()
+set(content "// Written by cli/commit.cmake.\n#pragma once\n#define MLA_COMMIT \"${commit}\"\n")
+set(old "")
+if(EXISTS ${HEADER})
+  file(READ ${HEADER} old)
+endif()
+if(NOT old STREQUAL content)
+  file(WRITE ${HEADER} "${content}")
+endif()

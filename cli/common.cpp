@@ -1,0 +1,71 @@
+// Messages, exit codes, shared flags and progress.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+
+#include "cli.hpp"
+
+namespace mla::cli {
+
+int exit_code_of(const Status& status) noexcept {
+  if (status.ok()) return kExitDone;
+  return status.code() == StatusCode::kUnsupported ? kExitUnsupported : kExitBadInput;
+}
+
+int fail(const char* command, const Status& status) {
+  return fail(command, exit_code_of(status), status.message());
+}
+
+int fail(const char* command, int exit_code, const std::string& message) {
+  std::cout.flush();
+  std::cerr << "mla " << command << ": " << message << std::endl;
+  return exit_code;
+}
+
+PlanOptions BackendFlags::options() const {
+  PlanOptions options;
+  options.backend = backend;
+  options.num_threads = threads;
+  // A named row decides the device.
+  for (const BackendInfo& row : backends()) {
+    if (row.name == backend) options.device = row.device;
+  }
+  return options;
+}
+
+void add_backend_flags(CLI::App& command, BackendFlags& flags, const std::string& backend_help) {
+  command.add_option("--backend", flags.backend, backend_help)->type_name("NAME");
+  command.add_option("--threads", flags.threads, "CPU threads (default: all)")
+      ->check(CLI::Range(1, 4096))
+      ->type_name("N");
+}
+
+std::string example(const std::string& line) { return "Example:\n  " + line; }
+
+void print_json(const nlohmann::ordered_json& value) {
+  std::cout << value.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+}
+
+void Progress::update(std::int64_t done, std::int64_t total) {
+  const auto now = Clock::now();
+  const auto since = [now](Clock::time_point then) { return now - then; };
+  if (since(start_) < std::chrono::seconds(2) || (shown_ && since(last_) < std::chrono::milliseconds(200))) {
+    return;
+  }
+  if (isatty(STDERR_FILENO) == 0) return;
+  std::cout.flush();
+  std::string line = what_ + ' ' + std::to_string(done);
+  if (total > 0) line += " of " + std::to_string(total);
+  std::cerr << '\r' << line << "\033[K" << std::flush;
+  last_ = now;
+  shown_ = true;
+}
+
+void Progress::clear() {
+  if (shown_) std::cerr << "\r\033[K" << std::flush;
+  shown_ = false;
+}
+
+}  // namespace mla::cli
