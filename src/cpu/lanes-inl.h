@@ -1,7 +1,7 @@
 // The heads-in-lanes kernel: rows are the lanes of every vector, cached values are only broadcast.
 //
 //   queries  [group][D][width]        packed once per split, scale folded in
-//   tile     [D/16][48 keys][16]      f32 copy of the keys, shared by all groups
+//   tile     [D/16][48 keys + 1][16]  f32 copy of the keys, shared by all groups
 //   scores   [48 keys][width]         S^T = K Q^T, then the weights P^T
 //   output   [group][L][width]        O^T += V^T P^T
 //
@@ -74,12 +74,13 @@ inline constexpr GroupWidths kGroupWidths{PairPanel::kWidth, OnePanel::kWidth, 0
 #endif
 inline constexpr int kMaxGroups = static_cast<int>(kMaxRows) / PairPanel::kWidth + 2;
 
-/// Floats from one 16-value block of the tile to the next.
-inline constexpr int kBlockStride = kKeyTile * kBlock;
+/// Floats from one 16-value block of the tile to the next. One spare line makes the stride an odd
+/// number of lines, so that the blocks of a key spread over all sets of a cache.
+inline constexpr int kBlockStride = (kKeyTile + 1) * kBlock;
 
 /// Blocks of one partial dot product. Partial sums shorten the rounding chain of a score, and the
 /// queries of so many blocks stay in the L1 while the strips pass.
-inline constexpr std::int64_t kScoreBlocks = 9;
+inline constexpr std::int64_t kScoreBlocks = 4;
 
 /// Products of kStripKeys keys and one group over num_blocks blocks; added to `scores` or stored.
 template <class P>
@@ -225,7 +226,7 @@ HWY_NOINLINE void output_tile(const float* tile, const float* weights, int first
 struct LanesState {
   float* queries;       // [lanes][D] in group layout
   float* output;        // [lanes][L] in group layout
-  float* tile;          // [D/16][48][16]
+  float* tile;          // [D/16][48 + 1][16]
   float* scores;        // [48][widest group]
   float* staging;       // [D] one decoded query
   float* maximum;       // [lanes]
@@ -237,7 +238,7 @@ struct LanesState {
   LanesState(std::int64_t rank, std::int64_t rope, ScratchCarver* carver)
       : queries(carver->floats(kMaxRows * (rank + rope))),
         output(carver->floats(kMaxRows * rank)),
-        tile(carver->floats(kKeyTile * (rank + rope))),
+        tile(carver->floats((rank + rope) / kBlock * kBlockStride)),
         scores(carver->floats(kKeyTile * PairPanel::kWidth)),
         staging(carver->floats(rank + rope)),
         maximum(carver->floats(kMaxRows)),

@@ -91,9 +91,9 @@ HWY_NOINLINE void mask_scores(D d, int first, int last, int width, const float* 
 /// Replaces scores of keys [first, last) by weights 2^(s - m), moves the running maximum and sum of
 /// each row on, and returns in `rescale` what earlier output must be multiplied by.
 template <class D>
-HWY_INLINE void online_softmax(D d, int first, int last, int width, float* HWY_RESTRICT scores,
-                               float* HWY_RESTRICT maximum, float* HWY_RESTRICT sum,
-                               float* HWY_RESTRICT rescale) {
+HWY_NOINLINE void online_softmax(D d, int first, int last, int width, float* HWY_RESTRICT scores,
+                                 float* HWY_RESTRICT maximum, float* HWY_RESTRICT sum,
+                                 float* HWY_RESTRICT rescale) {
   const int lanes = static_cast<int>(hn::Lanes(d));
   for (int r = 0; r < width; r += lanes) {
     const auto old_max = hn::Load(d, maximum + r);
@@ -102,7 +102,21 @@ HWY_INLINE void online_softmax(D d, int first, int last, int width, float* HWY_R
       new_max = hn::Max(new_max, hn::Load(d, scores + k * width + r));
     }
     auto tile_sum = hn::Zero(d);
-    for (int k = first; k < last; ++k) {
+    int k = first;
+    // Four independent exponentials hide each other's latency; the sum keeps its order.
+    for (; k + 4 <= last; k += 4) {
+      float* HWY_RESTRICT cell = scores + k * width + r;
+      const auto w0 = exp2_nonpositive(d, hn::Sub(hn::Load(d, cell), new_max));
+      const auto w1 = exp2_nonpositive(d, hn::Sub(hn::Load(d, cell + width), new_max));
+      const auto w2 = exp2_nonpositive(d, hn::Sub(hn::Load(d, cell + 2 * width), new_max));
+      const auto w3 = exp2_nonpositive(d, hn::Sub(hn::Load(d, cell + 3 * width), new_max));
+      hn::Store(w0, d, cell);
+      hn::Store(w1, d, cell + width);
+      hn::Store(w2, d, cell + 2 * width);
+      hn::Store(w3, d, cell + 3 * width);
+      tile_sum = hn::Add(hn::Add(hn::Add(hn::Add(tile_sum, w0), w1), w2), w3);
+    }
+    for (; k < last; ++k) {
       float* cell = scores + k * width + r;
       const auto weight = exp2_nonpositive(d, hn::Sub(hn::Load(d, cell), new_max));
       hn::Store(weight, d, cell);
