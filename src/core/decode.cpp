@@ -2,6 +2,7 @@
 #include "mla/decode.hpp"
 
 #include <new>
+#include <stdexcept>
 
 #include "core/backend.hpp"
 #include "core/diagnostics.hpp"
@@ -20,6 +21,8 @@ Result<Value> guarded(const char* operation, Function&& function) noexcept {
   try {
     return function();
   } catch (const std::bad_alloc&) {
+    return Status(StatusCode::kOutOfMemory, std::string(operation) + ": out of host memory");
+  } catch (const std::length_error&) {  // a vector larger than the address space
     return Status(StatusCode::kOutOfMemory, std::string(operation) + ": out of host memory");
   } catch (const std::exception& error) {
     return Status(StatusCode::kInternal, std::string(operation) + ": " + error.what());

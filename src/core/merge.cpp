@@ -46,7 +46,9 @@ void store(std::byte* row, DType dtype, std::int64_t index, float value) noexcep
 
 std::string shape_text(const TensorView& view) {
   std::string joined = text(to_string(view.dtype), " [");
-  for (int axis = 0; axis < view.rank; ++axis) joined += text(axis > 0 ? "," : "", view.shape[axis]);
+  for (int axis = 0; axis < view.rank && axis < TensorView::kMaxRank; ++axis) {
+    joined += text(axis > 0 ? "," : "", view.shape[axis]);
+  }
   return joined + "]";
 }
 
@@ -80,6 +82,9 @@ Status merge(const AttentionState* states, std::int64_t count, const AttentionSt
              LseBase lse_base) {
   if (count < 1) return bad_argument(kOperation, "count", count, "at least 1");
   if (states == nullptr) return bad_argument(kOperation, "states", "a null pointer", "states");
+  if (lse_base != LseBase::kE && lse_base != LseBase::kTwo) {
+    return bad_argument(kOperation, "lse_base", static_cast<int>(lse_base), "e or 2");
+  }
   MLA_RETURN_IF_ERROR(check_state("merged", merged, merged.out));
   for (std::int64_t s = 0; s < count; ++s) {
     MLA_RETURN_IF_ERROR(check_state(text("states[", s, "]"), states[s], merged.out));

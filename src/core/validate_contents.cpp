@@ -14,6 +14,12 @@ std::string at(const char* name, std::int64_t index) { return text(name, '[', in
 Status check_query_start_loc(const char* operation, const DecodeProblem& problem,
                              const std::int32_t* query_start_loc) {
   if (query_start_loc == nullptr) {
+    if (problem.num_requests == 0 ? problem.num_tokens != 0
+                                  : problem.num_tokens % problem.num_requests != 0) {
+      return bad_argument(operation, "query_start_loc", "none",
+                          text("it, because ", problem.num_tokens, " tokens do not divide among ",
+                               problem.num_requests, " requests"));
+    }
     if (problem.num_requests == 0) return {};
     const std::int64_t uniform = problem.num_tokens / problem.num_requests;
     if (uniform <= problem.max_query_len) return {};
@@ -85,6 +91,12 @@ Status validate_lengths(const char* operation, const DecodeProblem& problem,
                         const BatchLengths& lengths) {
   MLA_RETURN_IF_ERROR(check_query_start_loc(operation, problem, lengths.query_start_loc));
   if (problem.sparse()) return {};
+  if (problem.cp_world > 1 && problem.uses_positions() && problem.num_requests > 0 &&
+      lengths.causal_seqlens_kv_global == nullptr) {
+    return bad_argument(operation, "causal_seqlens_kv_global", "none",
+                        text(problem.num_requests, " global lengths, because cp_world is ",
+                             problem.cp_world));
+  }
   for (std::int64_t b = 0; b < problem.num_requests; ++b) {
     const std::int64_t seq_len = lengths.seq_lens[b];
     if (seq_len < 0 || seq_len > problem.max_seq_len) {

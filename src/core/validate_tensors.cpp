@@ -39,6 +39,34 @@ bool has_elements(const TensorView& view) {
   return true;
 }
 
+std::string stride_text(const TensorView& view) {
+  std::string joined;
+  for (int axis = 0; axis < view.rank; ++axis) {
+    if (axis > 0) joined += ',';
+    joined += std::to_string(view.stride[axis]);
+  }
+  return joined;
+}
+
+/// Whether every byte offset inside the tensor, and its number of bytes, is an int64: address
+/// arithmetic relies on it.
+bool fits_address_space(const TensorView& view) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(view.dtype));
+  std::int64_t size = bytes;
+  std::int64_t span = bytes;
+  for (int axis = 0; axis < view.rank; ++axis) {
+    const std::int64_t stride = view.stride[axis];
+    std::int64_t step = 0;
+    if (__builtin_mul_overflow(size, view.shape[axis], &size)) return false;
+    if (__builtin_sub_overflow(0, stride < 0 ? stride : -stride, &step)) return false;
+    if (view.shape[axis] == 1) continue;  // this stride is never taken
+    if (__builtin_mul_overflow(step, view.shape[axis] - 1, &step)) return false;
+    if (__builtin_mul_overflow(step, bytes, &step)) return false;
+    if (__builtin_add_overflow(span, step, &span)) return false;
+  }
+  return true;
+}
+
 Status check_tensor(const char* name, const TensorView& view, DType dtype,
                     std::initializer_list<std::int64_t> shape) {
   if (!view.given()) {
@@ -57,6 +85,10 @@ Status check_tensor(const char* name, const TensorView& view, DType dtype,
   if (!same) return bad_argument(kOperation, text(name, " shape"), shape_text(view), shape_text(shape));
   if (!has_elements(view)) return {};
   if (view.data == nullptr) return bad_argument(kOperation, name, "a null pointer", "memory");
+  if (!fits_address_space(view)) {
+    return bad_argument(kOperation, text(name, " strides"), stride_text(view),
+                        text("a tensor ", shape_text(view), " inside the address space"));
+  }
   const auto address = reinterpret_cast<std::uintptr_t>(view.data);
   if (address % dtype_bytes(dtype) != 0) {
     return bad_argument(kOperation, text(name, " address"), text("0x", std::hex, address),
