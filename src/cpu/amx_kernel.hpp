@@ -23,8 +23,8 @@ namespace mla::cpu::bf16 {
 
 inline constexpr std::int64_t kAmxBlock = 32;  ///< keys computed together
 inline constexpr std::int64_t kAmxStep = 32;   ///< values of D or keys of one product
-inline constexpr std::int64_t kScoreChunk =
-    9 * kAmxStep;  ///< D of q that stays in L1 over the keys
+/// Values of D of q that stay in L1 while the keys of a tile pass.
+inline constexpr std::int64_t kScoreChunk = 9 * kAmxStep;
 inline constexpr std::int64_t kTileWords = kLanes * kLanes;
 
 /// Where the keys of a tile lie, 16 at a time, as whole rows of padded D values.
@@ -220,8 +220,9 @@ MLA_TARGET_BF16 inline void add_nonfinite_rows(const Shape& shape, const Scratch
       for (std::int64_t d = 0; d < shape.rank; ++d) {
         std::uint16_t bits;
         std::memcpy(&bits, tile.rows[k] + d * 2, sizeof(bits));
-        float* at = o_tile(shape, scratch, group, d / kLanes * kLanes) + r * kLanes + d % kLanes;
-        *at += weight * numeric::bf16_to_float(bits);
+        const std::int64_t slot = panel_slot(d, shape.rank);
+        float* at = o_tile(shape, scratch, group, slot / kLanes * kLanes) + r * kLanes;
+        at[slot % kLanes] += weight * numeric::bf16_to_float(bits);
       }
     }
   }
@@ -262,9 +263,14 @@ MLA_TARGET_BF16 inline void store_amx_out(const SplitJob& job, const Shape& shap
     const __m512 sum = _mm512_set1_ps(rows.sum[i]);
     const __mmask16 seen = rows.sum[i] != 0.0F ? 0xFFFF : 0;
     const float* at = o_tile(shape, scratch, i / kLanes, 0) + i % kLanes * kLanes;
-    for (std::int64_t d = 0; d < shape.rank; d += kLanes, at += kTileWords) {
-      const __m512 value = _mm512_maskz_div_ps(seen, _mm512_load_ps(at), sum);
-      _mm512_storeu_ps(job.out + i * shape.rank + d, value);
+    float* out = job.out + i * shape.rank;
+    std::int64_t d = 0;
+    for (; d + 2 * kLanes <= shape.rank; d += 2 * kLanes, at += 2 * kTileWords) {
+      store_panels(_mm512_maskz_div_ps(seen, _mm512_load_ps(at), sum),
+                   _mm512_maskz_div_ps(seen, _mm512_load_ps(at + kTileWords), sum), out + d);
+    }
+    if (d < shape.rank) {
+      _mm512_storeu_ps(out + d, _mm512_maskz_div_ps(seen, _mm512_load_ps(at), sum));
     }
   }
 }
@@ -289,7 +295,7 @@ MLA_TARGET_BF16 void run_amx_split(const CallView& call, const SplitJob& job, st
   KeyBlocks blocks;
   for (std::int64_t first = job.key_begin / kKeyTile * kKeyTile; first < job.key_end;
        first += kKeyTile) {
-    load_tile(call, job, shape, scratch, first, kAmxBlock, shape.padded != shape.dim, &tile);
+    load_tile(call, job, shape, scratch, rows, first, kAmxBlock, shape.padded != shape.dim, &tile);
     find_blocks(shape, scratch, &tile, &blocks);
     std::int64_t group = 0;
     while (group < rows.num_groups) {

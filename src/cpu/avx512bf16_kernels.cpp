@@ -160,7 +160,7 @@ MLA_TARGET_BF16 void add_nonfinite_values(const Shape& shape, const Scratch& scr
       std::uint16_t bits;
       std::memcpy(&bits, tile.rows[k] + d * 2, sizeof(bits));
       const __m512 value = _mm512_set1_ps(numeric::bf16_to_float(bits));
-      float* at = o + d * kLanes;
+      float* at = o + panel_slot(d, shape.rank) * kLanes;
       const __m512 sum = _mm512_load_ps(at);
       _mm512_store_ps(at, _mm512_mask3_fmadd_ps(weight, value, sum, seen));
     }
@@ -186,23 +186,35 @@ MLA_TARGET_BF16 void run_pass(const ScoreRule& rule, const Shape& shape, const S
   }
 }
 
-/// out = O / sum, transposed back to rows.
+/// 16 dims of O / sum, transposed to [16 rows][16 dims].
+MLA_TARGET_BF16 void normalise_panel(const float* o, __m512 sum, float* panel) {
+  const __mmask16 seen = _mm512_cmp_ps_mask(sum, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+  for (std::int64_t j = 0; j < kLanes; ++j) {
+    const __m512 value = _mm512_load_ps(o + j * kLanes);
+    _mm512_store_ps(panel + j * kLanes, _mm512_maskz_div_ps(seen, value, sum));
+  }
+  transpose_16x16(panel, kLanes * 4, panel, kLanes * 4);
+}
+
 MLA_TARGET_BF16 void store_out(const SplitJob& job, const Shape& shape, const Scratch& scratch,
                                const RowStates& rows) {
-  alignas(64) float block[kLanes * kLanes];
+  alignas(64) float panels[2][kLanes * kLanes];
   for (std::int64_t i = 0; i < job.num_rows; i += kLanes) {
     const std::int64_t count = std::min(kLanes, job.num_rows - i);
     const __m512 sum = _mm512_load_ps(rows.sum + i);
-    const __mmask16 seen = _mm512_cmp_ps_mask(sum, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     const float* o = scratch.o + i * shape.rank;
-    for (std::int64_t d = 0; d < shape.rank; d += kLanes) {
-      for (std::int64_t j = 0; j < kLanes; ++j) {
-        const __m512 value = _mm512_load_ps(o + (d + j) * kLanes);
-        _mm512_store_ps(block + j * kLanes, _mm512_maskz_div_ps(seen, value, sum));
-      }
-      transpose_16x16(block, kLanes * 4, block, kLanes * 4);
+    for (std::int64_t d = 0; d < shape.rank; d += 2 * kLanes) {
+      const bool whole = d + 2 * kLanes <= shape.rank;
+      normalise_panel(o + d * kLanes, sum, panels[0]);
+      if (whole) normalise_panel(o + (d + kLanes) * kLanes, sum, panels[1]);
       for (std::int64_t r = 0; r < count; ++r) {
-        _mm512_storeu_ps(job.out + (i + r) * shape.rank + d, _mm512_load_ps(block + r * kLanes));
+        float* out = job.out + (i + r) * shape.rank + d;
+        const __m512 even = _mm512_load_ps(panels[0] + r * kLanes);
+        if (whole) {
+          store_panels(even, _mm512_load_ps(panels[1] + r * kLanes), out);
+        } else {
+          _mm512_storeu_ps(out, even);
+        }
       }
     }
   }
@@ -224,7 +236,7 @@ MLA_TARGET_BF16 void run_many_rows(const CallView& call, const SplitJob& job, st
   tile.ahead = &ahead;
   for (std::int64_t first = job.key_begin / kKeyTile * kKeyTile; first < job.key_end;
        first += kKeyTile) {
-    load_tile(call, job, shape, scratch, first, kBlock, false, &tile);
+    load_tile(call, job, shape, scratch, rows, first, kBlock, false, &tile);
     std::int64_t group = 0;
     while (group < rows.num_groups) {
       const std::int64_t left = rows.num_groups - group;

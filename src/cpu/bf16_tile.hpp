@@ -7,7 +7,8 @@
 //   v      [L / 16][kKeyTile / 2][16 dims][2]      packed once per tile, shared by all groups
 //   scores [kMaxPassGroups][kKeyTile][16 rows]     f32, S^T
 //   p      [kMaxPassGroups][kKeyTile / 2][16 rows][2]
-//   o      [groups][L][16 rows] or [rows][L]       f32
+//   o      [groups][L][16 rows], AMX: [groups][L / 16][16 rows][16 dims]   f32
+// The dims of v and o are permuted within blocks of 32 (panel_slot).
 #pragma once
 
 #include <algorithm>
@@ -209,34 +210,90 @@ MLA_TARGET_BF16 inline void pack_q(const CallView& call, const SplitJob& job, co
   }
 }
 
-/// Interleaves the first L values of two keys into v; returns bit 0 / 1 when key 0 / 1 holds a
-/// value that is not finite.
+/// Position of a dim of V, O and P V: whole blocks of 32 dims lie as the in-lane unpack
+/// instructions leave them, and only the final result is put in order.
+inline std::int64_t panel_slot(std::int64_t dim, std::int64_t rank) {
+  const std::int64_t block = dim / 32 * 32;
+  if (block + 32 > rank) return dim;
+  const std::int64_t quad = dim % 32 / 4;
+  return block + quad % 2 * 16 + quad / 2 * 4 + dim % 4;
+}
+
+/// Stores 32 dims of a row of O, given as two panels.
+MLA_INLINE_BF16 void store_panels(__m512 even, __m512 odd, float* out) {
+  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  _mm512_storeu_ps(out, _mm512_permutex2var_ps(even, low, odd));
+  _mm512_storeu_ps(out + kLanes, _mm512_permutex2var_ps(even, high, odd));
+}
+
+/// Interleaves the first L values of two keys into v. With kCheck, returns bit 0 / 1 when key 0 / 1
+/// holds a value that is not finite.
+template <bool kCheck>
 MLA_TARGET_BF16 inline unsigned pack_value_pair(const std::byte* row0, const std::byte* row1,
                                                 std::int64_t rank, std::uint16_t* v) {
-  alignas(64) static constexpr std::uint16_t kInterleave[64] = {
-      0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
-      11, 43, 12, 44, 13, 45, 14, 46, 15, 47, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53,
-      22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
-  const __m512i low = _mm512_load_si512(kInterleave);
-  const __m512i high = _mm512_load_si512(kInterleave + 32);
   const __m512i magnitude = _mm512_set1_epi16(0x7FFF);
   __m512i largest0 = _mm512_setzero_si512();
   __m512i largest1 = _mm512_setzero_si512();
-  for (std::int64_t d = 0; d < rank; d += 32) {
-    const bool whole = d + 32 <= rank;
-    const __mmask32 mask = whole ? 0xFFFFFFFFU : 0xFFFFU;
-    const __m512i a = _mm512_maskz_loadu_epi16(mask, row0 + d * 2);
-    const __m512i b = _mm512_maskz_loadu_epi16(mask, row1 + d * 2);
-    largest0 = _mm512_max_epu16(largest0, _mm512_and_si512(a, magnitude));
-    largest1 = _mm512_max_epu16(largest1, _mm512_and_si512(b, magnitude));
+  std::int64_t d = 0;
+  for (; d + 32 <= rank; d += 32) {
+    const __m512i a = _mm512_loadu_si512(row0 + d * 2);
+    const __m512i b = _mm512_loadu_si512(row1 + d * 2);
+    if constexpr (kCheck) {
+      largest0 = _mm512_max_epu16(largest0, _mm512_and_si512(a, magnitude));
+      largest1 = _mm512_max_epu16(largest1, _mm512_and_si512(b, magnitude));
+    }
     std::uint16_t* panel = v + d / kLanes * kPanelStride;
-    _mm512_store_si512(panel, _mm512_permutex2var_epi16(a, low, b));
-    if (whole) _mm512_store_si512(panel + kPanelStride, _mm512_permutex2var_epi16(a, high, b));
+    _mm512_store_si512(panel, _mm512_unpacklo_epi16(a, b));
+    _mm512_store_si512(panel + kPanelStride, _mm512_unpackhi_epi16(a, b));
   }
+  if (d < rank) {  // 16 dims are left, which stay in order
+    const auto* half0 = reinterpret_cast<const __m256i*>(row0 + d * 2);
+    const auto* half1 = reinterpret_cast<const __m256i*>(row1 + d * 2);
+    const __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256(half0));
+    const __m512i b = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(half1)), 16);
+    if constexpr (kCheck) {
+      largest0 = _mm512_max_epu16(largest0, _mm512_and_si512(a, magnitude));
+      largest1 = _mm512_max_epu16(largest1, _mm512_and_si512(b, magnitude));
+    }
+    _mm512_store_si512(v + d / kLanes * kPanelStride, _mm512_or_si512(a, b));
+  }
+  if constexpr (!kCheck) return 0;
   const __m512i infinity = _mm512_set1_epi16(0x7F80);
   const unsigned bad0 = _mm512_cmpge_epu16_mask(largest0, infinity) != 0 ? 1U : 0U;
   const unsigned bad1 = _mm512_cmpge_epu16_mask(largest1, infinity) != 0 ? 2U : 0U;
   return bad0 | bad1;
+}
+
+/// v of the tile. With kCheck, values that are not finite become zeros there, for a weight of 0
+/// must kill them, and their keys are listed: the kernel gives them to the rows that see them.
+template <bool kCheck>
+MLA_TARGET_BF16 inline void pack_values(const Shape& shape, const Scratch& scratch, Tile* tile) {
+  const auto* zeros = reinterpret_cast<const std::byte*>(scratch.zeros);
+  tile->num_nonfinite = 0;
+  for (std::int64_t k = tile->begin; k < tile->end; k += 2) {
+    const std::byte* const* rows = tile->rows + k;
+    std::uint16_t* v = scratch.v + k * kLanes;
+    const unsigned bad = pack_value_pair<kCheck>(rows[0], rows[1], shape.rank, v);
+    if (bad == 0) continue;
+    const bool bad0 = (bad & 1U) != 0;
+    const bool bad1 = (bad & 2U) != 0;
+    if (bad0) tile->nonfinite[tile->num_nonfinite++] = static_cast<std::int32_t>(k);
+    if (bad1) tile->nonfinite[tile->num_nonfinite++] = static_cast<std::int32_t>(k + 1);
+    pack_value_pair<false>(bad0 ? zeros : rows[0], bad1 ? zeros : rows[1], shape.rank, v);
+  }
+}
+
+/// Whether every row of the group sees every computed key of the tile.
+inline bool fully_visible(const RowStates& rows, std::int64_t group, const Tile& tile) {
+  return tile.all_valid && rows.common_begin[group] <= tile.first + tile.begin &&
+         rows.common_end[group] >= tile.first + tile.end;
+}
+
+/// Whether some row of the group may see a key of the tile.
+inline bool touches(const RowStates& rows, std::int64_t group, const Tile& tile) {
+  return rows.union_begin[group] < tile.first + tile.end &&
+         rows.union_end[group] > tile.first + tile.begin;
 }
 
 /// Resolves the keys of the tile at `first`, if the split has one there.
@@ -258,14 +315,14 @@ inline void init_lookahead(const CallView& call, const Shape& shape, std::int64_
 /// Resolves, decodes and packs the keys of the tile at `first` that the split covers. `block` is
 /// the granularity of the products; `copy_rows` asks for rows padded to whole steps.
 MLA_TARGET_BF16 inline void load_tile(const CallView& call, const SplitJob& job, const Shape& shape,
-                                      const Scratch& scratch, std::int64_t first,
-                                      std::int64_t block, bool copy_rows, Tile* tile) {
+                                      const Scratch& scratch, const RowStates& rows,
+                                      std::int64_t first, std::int64_t block, bool copy_rows,
+                                      Tile* tile) {
   const std::int64_t begin = job.key_begin > first ? job.key_begin - first : 0;
   const std::int64_t end = job.key_end - first < kKeyTile ? job.key_end - first : kKeyTile;
   tile->first = first;
   tile->begin = begin / block * block;
   tile->end = round_up(end, block);
-  tile->num_nonfinite = 0;
   if (tile->ahead->first == first) {
     std::copy(tile->ahead->rows + begin, tile->ahead->rows + end, tile->rows + begin);
   } else {
@@ -289,30 +346,15 @@ MLA_TARGET_BF16 inline void load_tile(const CallView& call, const SplitJob& job,
       tile->rows[k] = reinterpret_cast<const std::byte*>(row);
     }
   }
-  const auto* zeros = reinterpret_cast<const std::byte*>(scratch.zeros);
-  for (std::int64_t k = tile->begin; k < tile->end; k += 2) {
-    std::uint16_t* v = scratch.v + k * kLanes;
-    const unsigned bad = pack_value_pair(tile->rows[k], tile->rows[k + 1], shape.rank, v);
-    if (bad == 0) continue;
-    // A weight of 0 must kill these values, so the product sees zeros; add_nonfinite_values gives
-    // them to the rows that see them.
-    if ((bad & 1U) != 0) tile->nonfinite[tile->num_nonfinite++] = static_cast<std::int32_t>(k);
-    if ((bad & 2U) != 0) tile->nonfinite[tile->num_nonfinite++] = static_cast<std::int32_t>(k + 1);
-    pack_value_pair((bad & 1U) != 0 ? zeros : tile->rows[k],
-                    (bad & 2U) != 0 ? zeros : tile->rows[k + 1], shape.rank, v);
+  // Where all rows see all keys there is nothing to kill. A soft cap makes finite scores of
+  // infinite keys; the other rows of the split must not decide how such a row is summed.
+  bool check = call.logits_soft_cap > 0.0F;
+  for (std::int64_t g = 0; g < rows.num_groups; ++g) check |= !fully_visible(rows, g, *tile);
+  if (check) {
+    pack_values<true>(shape, scratch, tile);
+  } else {
+    pack_values<false>(shape, scratch, tile);
   }
-}
-
-/// Whether every row of the group sees every computed key of the tile.
-inline bool fully_visible(const RowStates& rows, std::int64_t group, const Tile& tile) {
-  return tile.all_valid && rows.common_begin[group] <= tile.first + tile.begin &&
-         rows.common_end[group] >= tile.first + tile.end;
-}
-
-/// Whether some row of the group may see a key of the tile.
-inline bool touches(const RowStates& rows, std::int64_t group, const Tile& tile) {
-  return rows.union_begin[group] < tile.first + tile.end &&
-         rows.union_end[group] > tile.first + tile.begin;
 }
 
 }  // namespace mla::cpu::bf16
