@@ -19,8 +19,11 @@ int fail(const char* command, const Status& status) {
 }
 
 int fail(const char* command, int exit_code, const std::string& message) {
+  // Messages of the library begin with their operation, which often has the command's name.
+  const std::string prefix = std::string(command) + ": ";
+  const bool prefixed = message.compare(0, prefix.size(), prefix) == 0;
   std::cout.flush();
-  std::cerr << "mla " << command << ": " << message << std::endl;
+  std::cerr << "mla " << (prefixed ? "" : prefix) << message << std::endl;
   return exit_code;
 }
 

@@ -9,14 +9,15 @@
 namespace mla::cli {
 namespace {
 
-constexpr double kLeft = 96.0;
+constexpr double kLeft = 124.0;
 constexpr double kChartWidth = 860.0;
 constexpr double kLegendWidth = 176.0;
 constexpr double kTop = 78.0;
 constexpr double kBarsHeight = 120.0;
 constexpr double kMostLanesHeight = 900.0;  // the picture of a huge batch still fits a page
 constexpr double kTallestLane = 28.0;
-constexpr int kLegendEntries = 20;
+constexpr int kLegendEntries = 32;
+constexpr std::size_t kLongestTitle = 130;
 
 /// Lane of one row block of one request.
 struct Lane {
@@ -116,8 +117,9 @@ class Picture {
             "font-size=\"12\" fill=\"#333333\">\n"
          << "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
     text(kLeft, 28, "Which worker reads which keys", "font-size=\"17\" font-weight=\"bold\"");
-    text(kLeft, 50, plan_.backend + ", " + std::to_string(plan_.num_workers) + " workers: " + plan_.title,
-         "fill=\"#666666\"");
+    std::string title = plan_.backend + ", " + std::to_string(plan_.num_workers) + " workers: " + plan_.title;
+    if (title.size() > kLongestTitle) title = title.substr(0, kLongestTitle) + " ...";
+    text(kLeft, 50, title, "fill=\"#666666\"");
     draw_axes();
     draw_splits();
     draw_bars(lanes_bottom_ + 56.0 + 40.0);
@@ -160,13 +162,17 @@ class Picture {
     text(20, middle, "request",
          "text-anchor=\"middle\" transform=\"rotate(-90 20 " + number(middle) + ")\"");
 
-    // Labels keep a distance of a line of text, whatever the number of lanes.
+    // Labels keep a distance of a line of text, whatever the number of lanes, and show round numbers.
+    const std::int64_t num_requests = lanes_.empty() ? 1 : lanes_.back().request + 1;
+    const auto most = static_cast<int>(std::max(1.0, (lanes_bottom_ - kTop) / 13.0));
+    const std::int64_t label_step = tick_step(num_requests, most);
     const bool show_rows = lane_height_ >= 14 && lanes_.size() > 1 && has_blocks();
     double last_y = -100;
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
       const bool first_of_request = i == 0 || lanes_[i].request != lanes_[i - 1].request;
       const double y = y_of(i) + lane_height_ / 2 + 4;
-      if ((!first_of_request && !show_rows) || y - last_y < 13) continue;
+      if ((!first_of_request && !show_rows) || y - last_y < 12.5) continue;
+      if (lanes_[i].request % label_step != 0) continue;
       std::string label = std::to_string(lanes_[i].request);
       if (show_rows) {
         label += " (" + std::to_string(lanes_[i].row_begin) + "-" + std::to_string(lanes_[i].row_end - 1) + ")";
@@ -226,7 +232,8 @@ class Picture {
     text(kLeft, top - 12, "Work of each worker, 100% = mean", "font-weight=\"bold\"");
     const double slot = kChartWidth / static_cast<double>(work.size());
     const double bar = std::min(slot * 0.8, 60.0);
-    const int label_every = static_cast<int>(std::ceil(26.0 / slot));
+    const std::int64_t label_every = tick_step(static_cast<std::int64_t>(work.size()),
+                                               static_cast<int>(kChartWidth / 26.0));
     for (std::size_t i = 0; i < work.size(); ++i) {
       const int worker = static_cast<int>(i);
       const double height = full > 0 ? kBarsHeight * work[i] / full : 0.0;
@@ -235,20 +242,27 @@ class Picture {
       rectangle(center - bar / 2, bottom - height, bar, height,
                 "fill=\"" + worker_color(worker, plan_.num_workers) + "\"",
                 "worker " + std::to_string(worker) + ": " + std::to_string(percent) + "% of the mean");
-      if (worker % label_every == 0) {
-        text(center, bottom + 16, std::to_string(worker), "text-anchor=\"middle\" font-size=\"11\"");
-      }
-      if (slot >= 44) {
-        text(center, bottom - height - 4, std::to_string(percent) + "%",
-             "text-anchor=\"middle\" font-size=\"11\"");
-      }
     }
-    line(kLeft, bottom, kLeft + kChartWidth, bottom, "stroke=\"#888888\"");
     if (full > 0) {
       const double y = bottom - kBarsHeight * mean / full;
       line(kLeft, y, kLeft + kChartWidth, y, "stroke=\"#333333\" stroke-dasharray=\"4 3\"");
       text(kLeft - 8, y + 4, "100%", "text-anchor=\"end\" font-size=\"11\"");
     }
+    for (std::size_t i = 0; i < work.size(); ++i) {
+      const int worker = static_cast<int>(i);
+      const double height = full > 0 ? kBarsHeight * work[i] / full : 0.0;
+      const double center = kLeft + slot * (static_cast<double>(i) + 0.5);
+      const int percent = mean > 0 ? static_cast<int>(std::lround(100 * work[i] / mean)) : 0;
+      if (worker % label_every == 0) {
+        text(center, bottom + 16, std::to_string(worker), "text-anchor=\"middle\" font-size=\"11\"");
+      }
+      if (slot >= 44) {
+        text(center, bottom - height - 4, std::to_string(percent) + "%",
+             "text-anchor=\"middle\" font-size=\"11\" stroke=\"#ffffff\" stroke-width=\"3\" "
+             "paint-order=\"stroke\"");
+      }
+    }
+    line(kLeft, bottom, kLeft + kChartWidth, bottom, "stroke=\"#888888\"");
     text(kLeft - 8, bottom + 4, "0%", "text-anchor=\"end\" font-size=\"11\"");
     text(kLeft + kChartWidth / 2, bottom + 36, "worker", "text-anchor=\"middle\"");
   }
@@ -257,7 +271,8 @@ class Picture {
     const double x = kLeft + kChartWidth + 28;
     text(x, kTop + 8, "worker", "font-weight=\"bold\"");
     const int shown = std::min(plan_.num_workers, kLegendEntries);
-    const int every = (plan_.num_workers + shown - 1) / shown;
+    // An odd step shows light and dark colours in turn.
+    const int every = ((plan_.num_workers + shown - 1) / shown) | 1;
     double y = kTop + 18;
     for (int worker = 0; worker < plan_.num_workers; worker += every) {
       rectangle(x, y, 14, 12, "fill=\"" + worker_color(worker, plan_.num_workers) + "\"", "");
@@ -265,7 +280,7 @@ class Picture {
       y += 17;
     }
     if (every > 1) {
-      text(x, y + 12, "every " + std::to_string(every) + ". worker", "font-size=\"11\" fill=\"#666666\"");
+      text(x, y + 12, "one worker in " + std::to_string(every), "font-size=\"11\" fill=\"#666666\"");
     }
   }
 
