@@ -5,7 +5,6 @@
 #include <exception>
 #include <new>
 #include <numeric>
-#include <unordered_map>
 #include <utility>
 
 #include "core/diagnostics.hpp"
@@ -20,8 +19,8 @@ struct SafetensorsFile::State {
   std::string operation;
   Metadata metadata;
   std::vector<SafetensorsEntry> entries;
-  std::unordered_map<std::string_view, std::size_t> index;  // keys lie in `entries`
-  std::vector<std::vector<std::uint64_t>> copies;           // of misaligned tensors
+  std::vector<std::size_t> by_name;                // indices into `entries`
+  std::vector<std::vector<std::uint64_t>> copies;  // of misaligned tensors
 };
 
 namespace {
@@ -48,16 +47,15 @@ Status check_coverage(const std::vector<HeaderTensor>& tensors, std::uint64_t da
   std::uint64_t covered = 0;
   for (std::size_t i : order) {
     const HeaderTensor& tensor = tensors[i];
-    const std::string argument = text(source, ": tensor ", quote(tensor.name), ": data_offsets");
-    const std::string found = text("[", tensor.begin, ",", tensor.end, "]");
-    if (tensor.end > data_bytes) {
-      return bad_argument(operation, argument, found,
-                          text("an end within the ", data_bytes, " bytes of data in the file"));
-    }
-    if (tensor.begin != covered) {
-      return bad_argument(operation, argument, found,
-                          text("begin = ", covered, " (tensors lie without ",
-                               tensor.begin < covered ? "overlap" : "holes", ")"));
+    if (tensor.end > data_bytes || tensor.begin != covered) {
+      const std::string needed =
+          tensor.end > data_bytes
+              ? text("an end within the ", data_bytes, " bytes of data in the file")
+              : text("begin = ", covered, " (tensors lie without ",
+                     tensor.begin < covered ? "overlap" : "holes", ")");
+      return bad_argument(operation,
+                          text(source, ": tensor ", quote(tensor.name), ": data_offsets"),
+                          text("[", tensor.begin, ",", tensor.end, "]"), needed);
     }
     covered = tensor.end;
   }
@@ -140,6 +138,7 @@ Result<SafetensorsFile> SafetensorsFile::build(const MappedFile& mapped,
   state->source = source;
   state->operation = operation;
   state->metadata = std::move(header->metadata);
+  state->by_name = std::move(header->by_name);
   state->entries.reserve(header->tensors.size());
   for (HeaderTensor& tensor : header->tensors) {
     SafetensorsEntry& entry = state->entries.emplace_back();
@@ -150,7 +149,6 @@ Result<SafetensorsFile> SafetensorsFile::build(const MappedFile& mapped,
                        tensor.shape.begin() + static_cast<std::ptrdiff_t>(tensor.rank));
     entry.bytes = aligned_bytes(parts->data.subspan(tensor.begin, tensor.end - tensor.begin),
                                 entry.type, state->copies);
-    state->index.emplace(entry.name, state->entries.size() - 1);
   }
   SafetensorsFile file;
   file.state_ = state;
@@ -175,8 +173,12 @@ const std::vector<SafetensorsEntry>& SafetensorsFile::entries() const noexcept {
 }
 
 const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const noexcept {
-  const auto position = state_->index.find(name);
-  return position == state_->index.end() ? nullptr : &state_->entries[position->second];
+  const std::vector<SafetensorsEntry>& all = state_->entries;
+  const auto position = std::lower_bound(
+      state_->by_name.begin(), state_->by_name.end(), name,
+      [&](std::size_t i, std::string_view wanted) { return all[i].name < wanted; });
+  if (position == state_->by_name.end() || all[*position].name != name) return nullptr;
+  return &all[*position];
 }
 
 Result<TensorView> SafetensorsFile::view(std::string_view name) const {

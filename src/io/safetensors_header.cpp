@@ -1,7 +1,8 @@
 #include "io/safetensors_header.hpp"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <unordered_set>
+#include <numeric>
 #include <utility>
 
 #include "core/diagnostics.hpp"
@@ -69,6 +70,9 @@ class HeaderHandler {
     }
     if (place_ != Place::kTop) return unexpected("an object");
     place_ = name_ == "__metadata__" ? Place::kMetadata : Place::kTensor;
+    if (place_ == Place::kMetadata && std::exchange(has_metadata_, true)) {
+      return fail("header", "'__metadata__' twice", "each name once");
+    }
     current_ = HeaderTensor{};
     fields_ = 0;
     return true;
@@ -77,11 +81,7 @@ class HeaderHandler {
   bool key(std::string& value) {
     key_ = std::move(value);
     switch (place_) {
-      case Place::kTop:
-        name_ = key_;
-        if (!names_.insert(key_).second)
-          return fail("header", quote(key_) + " twice", "each name once");
-        return true;
+      case Place::kTop: name_ = key_; return true;
       case Place::kMetadata:
         if (header.metadata.count(key_) != 0) {
           return fail("header", "metadata key " + quote(key_) + " twice", "each key once");
@@ -137,7 +137,7 @@ class HeaderHandler {
   }
 
   bool unexpected(std::string what) {
-    const std::string tensor = "tensor " + quote(name_);
+    const std::string tensor = tensor_name();
     switch (place_) {
       case Place::kStart:
       case Place::kDone: return fail("header", std::move(what), "one JSON object");
@@ -158,37 +158,41 @@ class HeaderHandler {
     return fail(tensor + ": " + key_, std::move(what), "an array of integers");
   }
 
+  std::string tensor_name() const { return "tensor " + quote(name_); }
+
   bool tensor_field() {
     const unsigned bit = key_ == "dtype"          ? 1U
                          : key_ == "shape"        ? 2U
                          : key_ == "data_offsets" ? 4U
                                                   : 0U;
-    const std::string tensor = "tensor " + quote(name_);
     if (bit == 0) {
-      return fail(tensor, "the field " + quote(key_), "only dtype, shape and data_offsets");
+      return fail(tensor_name(), "the field " + quote(key_), "only dtype, shape and data_offsets");
     }
-    if ((fields_ & bit) != 0) return fail(tensor, key_ + " twice", "each field once");
+    if ((fields_ & bit) != 0) return fail(tensor_name(), key_ + " twice", "each field once");
     fields_ |= bit;
     return true;
   }
 
   bool finish_tensor() {
-    const std::string tensor = "tensor " + quote(name_);
     if (fields_ != 7U) {
       const char* missing = (fields_ & 1U) == 0   ? "no dtype"
                             : (fields_ & 2U) == 0 ? "no shape"
                                                   : "no data_offsets";
-      return fail(tensor, missing, "dtype, shape and data_offsets");
+      return fail(tensor_name(), missing, "dtype, shape and data_offsets");
     }
     std::uint64_t bytes = 0;
-    const std::string shape = shape_text(current_.shape.data(), current_.rank);
-    if (!tensor_bytes(current_.shape.data(), current_.rank, current_.dtype->bits, &bytes)) {
-      return fail(tensor + ": shape", text(current_.dtype->name, " ", shape),
+    const std::int64_t* shape = current_.shape.data();
+    const FileDtype& dtype = *current_.dtype;
+    if (!tensor_bytes(shape, current_.rank, dtype.bits, &bytes)) {
+      return fail(tensor_name() + ": shape",
+                  text(dtype.name, " ", shape_text(shape, current_.rank)),
                   "a size in whole bytes that fits 63 bits");
     }
     if (current_.begin > current_.end || current_.end - current_.begin != bytes) {
-      return fail(tensor + ": data_offsets", text("[", current_.begin, ",", current_.end, "]"),
-                  text("end - begin = ", bytes, " bytes for ", current_.dtype->name, " ", shape));
+      return fail(tensor_name() + ": data_offsets",
+                  text("[", current_.begin, ",", current_.end, "]"),
+                  text("end - begin = ", bytes, " bytes for ", dtype.name, " ",
+                       shape_text(shape, current_.rank)));
     }
     current_.name = name_;
     header.tensors.push_back(std::move(current_));
@@ -201,8 +205,16 @@ class HeaderHandler {
   HeaderTensor current_;
   unsigned fields_ = 0;
   unsigned num_offsets_ = 0;
-  std::unordered_set<std::string> names_;
+  bool has_metadata_ = false;
 };
+
+std::vector<std::size_t> names_in_order(const std::vector<HeaderTensor>& tensors) {
+  std::vector<std::size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return tensors[a].name < tensors[b].name; });
+  return order;
+}
 
 }  // namespace
 
@@ -273,6 +285,17 @@ Result<Header> parse_header(std::string_view json, const std::string& source,
   HeaderHandler handler;
   if (!nlohmann::json::sax_parse(json.begin(), json.end(), &handler)) {
     return bad_argument(operation, source + ": " + handler.argument, handler.found, handler.needed);
+  }
+  // Sorting, unlike hashing, has no inputs that make it slow.
+  handler.header.by_name = names_in_order(handler.header.tensors);
+  const std::vector<HeaderTensor>& tensors = handler.header.tensors;
+  const std::vector<std::size_t>& order = handler.header.by_name;
+  const auto twice = std::adjacent_find(
+      order.begin(), order.end(),
+      [&](std::size_t a, std::size_t b) { return tensors[a].name == tensors[b].name; });
+  if (twice != order.end()) {
+    return bad_argument(operation, source + ": header", quote(tensors[*twice].name) + " twice",
+                        "each name once");
   }
   return std::move(handler.header);
 }

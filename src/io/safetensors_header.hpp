@@ -33,7 +33,8 @@ struct HeaderTensor {
 };
 
 struct Header {
-  std::vector<HeaderTensor> tensors;
+  std::vector<HeaderTensor> tensors;  ///< in the order of the text
+  std::vector<std::size_t> by_name;   ///< indices into `tensors`, names ascending and distinct
   Metadata metadata;
 };
 
