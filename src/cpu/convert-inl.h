@@ -58,53 +58,70 @@ HWY_INLINE void bf16_block(const std::byte* source, float* HWY_RESTRICT out) {
 
 #if MLA_HAS_F16C
 
-HWY_INLINE void f16_block(const std::byte* source, float* HWY_RESTRICT out) {
-  const Wide d;
-  const hn::Rebind<hwy::float16_t, Wide> df16;
-  const hn::Rebind<std::uint16_t, Wide> du16;
-  for (int i = 0; i < kBlock; i += kLanes) {
-    const auto half = hn::BitCast(df16, load_bytes(du16, source + 2 * i));
-    hn::Store(hn::PromoteTo(d, half), d, out + i);
-  }
+template <class D>
+HWY_INLINE hn::Vec<D> f16_vector(D d, const std::byte* source) {
+  const hn::Rebind<hwy::float16_t, D> df16;
+  const hn::Rebind<std::uint16_t, D> du16;
+  return hn::PromoteTo(d, hn::BitCast(df16, load_bytes(du16, source)));
 }
+
+using BlockU16 = hn::CappedTag<std::uint16_t, kBlock>;
 
 // An e4m3 code moved to the top of an f16 has 2^-8 of its value: the exponents have 4 and 5 bits.
 // The sign-extending shift puts a copy of the sign where f16 has its highest exponent bit.
-HWY_INLINE void e4m3_block(const std::byte* source, float scale, float* HWY_RESTRICT out) {
-  const Wide d;
-  const hn::CappedTag<std::uint16_t, kBlock> du16;
-  const hn::RebindToSigned<decltype(du16)> di16;
-  const hn::Rebind<std::uint8_t, decltype(du16)> du8;
+inline constexpr float kE4M3Factor = 256.0F;
+
+HWY_INLINE hn::Vec<BlockU16> e4m3_as_f16(const std::byte* source) {
+  const BlockU16 du16;
+  const hn::RebindToSigned<BlockU16> di16;
+  const hn::Rebind<std::uint8_t, BlockU16> du8;
   const auto code = hn::PromoteTo(du16, load_bytes(du8, source));
   const auto spread = hn::ShiftRight<1>(hn::BitCast(di16, hn::ShiftLeft<8>(code)));
-  auto half = hn::And(hn::BitCast(du16, spread), hn::Set(du16, std::uint16_t{0xBFFF}));
+  const auto half = hn::And(hn::BitCast(du16, spread), hn::Set(du16, std::uint16_t{0xBFFF}));
   const auto magnitude = hn::And(half, hn::Set(du16, std::uint16_t{0x3F80}));
   const auto is_nan = hn::Eq(magnitude, hn::Set(du16, std::uint16_t{0x3F80}));
-  half = hn::IfThenElse(is_nan, hn::Or(half, hn::Set(du16, std::uint16_t{0x7E00})), half);
-  const auto factor = hn::Set(d, scale * 256.0F);
-  const hn::Rebind<hwy::float16_t, Wide> df16;
+  return hn::IfThenElse(is_nan, hn::Or(half, hn::Set(du16, std::uint16_t{0x7E00})), half);
+}
+
+/// 16 codes times `factor` / kE4M3Factor as two vectors of 8.
+template <class D>
+HWY_INLINE void e4m3_two_vectors(D d, const std::byte* source, hn::Vec<D> factor, hn::Vec<D>* low,
+                                 hn::Vec<D>* high) {
+  static_assert(hn::MaxLanes(D()) == kBlock / 2);
+  const hn::Rebind<hwy::float16_t, D> df16;
+  const hn::Rebind<std::uint16_t, D> du16;
+  const auto half = e4m3_as_f16(source);
+  *low = hn::Mul(hn::PromoteTo(d, hn::BitCast(df16, hn::LowerHalf(du16, half))), factor);
+  *high = hn::Mul(hn::PromoteTo(d, hn::BitCast(df16, hn::UpperHalf(du16, half))), factor);
+}
+
+HWY_INLINE void e4m3_block(const std::byte* source, float scale, float* HWY_RESTRICT out) {
+  const Wide d;
+  const auto factor = hn::Set(d, scale * kE4M3Factor);
 #if HWY_TARGET == HWY_AVX3  // 16 lanes
-  const auto value = hn::PromoteTo(d, hn::BitCast(df16, half));
+  const hn::Rebind<hwy::float16_t, Wide> df16;
+  const auto value = hn::PromoteTo(d, hn::BitCast(df16, e4m3_as_f16(source)));
   hn::Store(hn::Mul(value, factor), d, out);
 #else
-  const hn::Rebind<std::uint16_t, Wide> du16_part;
-  const auto low = hn::PromoteTo(d, hn::BitCast(df16, hn::LowerHalf(du16_part, half)));
-  const auto high = hn::PromoteTo(d, hn::BitCast(df16, hn::UpperHalf(du16_part, half)));
-  hn::Store(hn::Mul(low, factor), d, out);
-  hn::Store(hn::Mul(high, factor), d, out + kLanes);
+  WideVec low;
+  WideVec high;
+  e4m3_two_vectors(d, source, factor, &low, &high);
+  hn::Store(low, d, out);
+  hn::Store(high, d, out + kLanes);
 #endif
 }
 
 #else  // !MLA_HAS_F16C
 
+inline constexpr float kE4M3Factor = 1.0F;
+
 // A small float with kMantissa fraction bits in the low bits of `code`, widened by integers: the
 // exponent is rebased by an addition, subnormals are integers times a power of two. No f32 subnormal
 // appears, so a caller's denormals-are-zero mode changes nothing.
-template <int kMantissa, int kBias, class VU>
-HWY_INLINE WideVec widen_magnitude(VU magnitude) {
-  const Wide d;
-  const hn::RebindToUnsigned<Wide> du32;
-  const hn::RebindToSigned<Wide> di32;
+template <int kMantissa, int kBias, class D, class VU>
+HWY_INLINE hn::Vec<D> widen_magnitude(D d, VU magnitude) {
+  const hn::RebindToUnsigned<D> du32;
+  const hn::RebindToSigned<D> di32;
   const auto rebased = hn::Add(hn::ShiftLeft<23 - kMantissa>(magnitude),
                                hn::Set(du32, static_cast<std::uint32_t>(127 - kBias) << 23));
   const float unit = numeric::bits_to_float(
@@ -116,41 +133,57 @@ HWY_INLINE WideVec widen_magnitude(VU magnitude) {
                         hn::Mul(integer, hn::Set(d, unit)));
 }
 
-HWY_INLINE void f16_block(const std::byte* source, float* HWY_RESTRICT out) {
-  const Wide d;
-  const hn::RebindToUnsigned<Wide> du32;
-  const hn::RebindToSigned<Wide> di32;
-  const hn::Rebind<std::uint16_t, Wide> du16;
-  for (int i = 0; i < kBlock; i += kLanes) {
-    const auto code = hn::PromoteTo(du32, load_bytes(du16, source + 2 * i));
-    const auto magnitude = hn::And(code, hn::Set(du32, 0x7FFFU));
-    const auto sign = hn::ShiftLeft<16>(hn::And(code, hn::Set(du32, 0x8000U)));
-    const auto special = hn::BitCast(
-        d, hn::Or(hn::ShiftLeft<13>(magnitude), hn::Set(du32, 0x7F800000U)));  // infinity or NaN
-    const auto is_special = hn::Gt(hn::BitCast(di32, magnitude), hn::Set(di32, 0x7BFF));
-    const auto value = hn::IfThenElse(hn::RebindMask(d, is_special), special,
-                                      widen_magnitude<10, 15>(magnitude));
-    hn::Store(hn::Or(value, hn::BitCast(d, sign)), d, out + i);
-  }
+template <class D>
+HWY_INLINE hn::Vec<D> f16_vector(D d, const std::byte* source) {
+  const hn::RebindToUnsigned<D> du32;
+  const hn::RebindToSigned<D> di32;
+  const hn::Rebind<std::uint16_t, D> du16;
+  const auto code = hn::PromoteTo(du32, load_bytes(du16, source));
+  const auto magnitude = hn::And(code, hn::Set(du32, 0x7FFFU));
+  const auto sign = hn::ShiftLeft<16>(hn::And(code, hn::Set(du32, 0x8000U)));
+  const auto special = hn::BitCast(
+      d, hn::Or(hn::ShiftLeft<13>(magnitude), hn::Set(du32, 0x7F800000U)));  // infinity or NaN
+  const auto is_special = hn::Gt(hn::BitCast(di32, magnitude), hn::Set(di32, 0x7BFF));
+  const auto value = hn::IfThenElse(hn::RebindMask(d, is_special), special,
+                                    widen_magnitude<10, 15>(d, magnitude));
+  return hn::Or(value, hn::BitCast(d, sign));
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> e4m3_vector(D d, const std::byte* source) {
+  const hn::RebindToUnsigned<D> du32;
+  const hn::Rebind<std::uint8_t, D> du8;
+  const auto code = hn::PromoteTo(du32, load_bytes(du8, source));
+  const auto magnitude = hn::And(code, hn::Set(du32, 0x7FU));
+  const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(du32, 0x80U)));
+  const auto nan = hn::BitCast(d, hn::Set(du32, 0x7FC00000U));
+  const auto is_nan = hn::Eq(magnitude, hn::Set(du32, 0x7FU));
+  const auto value =
+      hn::IfThenElse(hn::RebindMask(d, is_nan), nan, widen_magnitude<3, 7>(d, magnitude));
+  return hn::Or(value, hn::BitCast(d, sign));
 }
 
 HWY_INLINE void e4m3_block(const std::byte* source, float scale, float* HWY_RESTRICT out) {
   const Wide d;
-  const hn::RebindToUnsigned<Wide> du32;
-  const hn::Rebind<std::uint8_t, Wide> du8;
   for (int i = 0; i < kBlock; i += kLanes) {
-    const auto code = hn::PromoteTo(du32, load_bytes(du8, source + i));
-    const auto magnitude = hn::And(code, hn::Set(du32, 0x7FU));
-    const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(du32, 0x80U)));
-    const auto nan = hn::BitCast(d, hn::Set(du32, 0x7FC00000U));
-    const auto is_nan = hn::Eq(magnitude, hn::Set(du32, 0x7FU));
-    const auto value =
-        hn::IfThenElse(hn::RebindMask(d, is_nan), nan, widen_magnitude<3, 7>(magnitude));
-    hn::Store(hn::Mul(hn::Or(value, hn::BitCast(d, sign)), hn::Set(d, scale)), d, out + i);
+    hn::Store(hn::Mul(e4m3_vector(d, source + i), hn::Set(d, scale)), d, out + i);
   }
 }
 
+/// 2N codes times `factor` as two vectors.
+template <class D>
+HWY_INLINE void e4m3_two_vectors(D d, const std::byte* source, hn::Vec<D> factor, hn::Vec<D>* low,
+                                 hn::Vec<D>* high) {
+  *low = hn::Mul(e4m3_vector(d, source), factor);
+  *high = hn::Mul(e4m3_vector(d, source + hn::MaxLanes(d)), factor);
+}
+
 #endif  // MLA_HAS_F16C
+
+HWY_INLINE void f16_block(const std::byte* source, float* HWY_RESTRICT out) {
+  const Wide d;
+  for (int i = 0; i < kBlock; i += kLanes) hn::Store(f16_vector(d, source + 2 * i), d, out + i);
+}
 
 /// `count` values (a multiple of 16) of a plain type: block b goes to out + b * block_stride.
 HWY_INLINE void decode_values(DType dtype, const std::byte* HWY_RESTRICT source,

@@ -1,10 +1,13 @@
-// The few-row kernel: bound by memory, so the cache is read once, ahead of use, and decoded once into
-// an L1-sized chunk; values are the lanes of both products.
+// The few-row kernel: bound by memory, so cached values are decoded in registers and are the lanes of
+// both products.
 //
-// Per absolute chunk of 8 keys: decode while prefetching the chunks ahead, dot products of up to 8
-// (row, key) pairs at once, softmax over the 8 positions, then output += p_k c_k with the output
-// chunk in registers. A position's place in the chunk fixes the order of every sum, so a row's bits
-// depend on its own keys alone.
+// Per absolute chunk of 8 keys: dot products of a few (row, key) pairs at once, softmax over the 8
+// positions, then output += p_k c_k with a piece of the output in registers; the second reading of
+// the chunk hits the L1. Lines of later chunks are prefetched a few at a time all along. A key's
+// position in its chunk fixes the order of every sum, so a row's bits depend on its own keys alone.
+//
+// Values travel in units of two vectors. A unit of bf16 is split into its even and odd elements,
+// which costs two operations; queries follow that order, and output is put right at the end.
 //
 // Included once per target by highway_kernels.cpp.
 #if defined(MLA_CPU_FEW_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -30,18 +33,82 @@ namespace mla::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Floats from one 16-value block of the chunk to the next.
-inline constexpr int kChunkStride = kKeyChunk * kBlock;
+// Eight lanes also where sixteen exist: a unit is then one 16-value block, and memory is the limit.
+using Few = hn::CappedTag<float, 8>;
+using FewVec = hn::Vec<Few>;
+inline constexpr int kFewLanes = static_cast<int>(hn::MaxLanes(Few()));
+inline constexpr int kUnit = 2 * kFewLanes;
+static_assert(kBlock % kUnit == 0);
 
 /// Chunks that are resolved, and prefetched, ahead of the one in work.
 inline constexpr int kChunksAhead = 3;
 
+struct Unit {
+  FewVec low;
+  FewVec high;
+};
+
+// How the values of a token part are read: unit u of the part that starts at `part`.
+struct Bf16Part {
+  static constexpr bool kEvenOdd = true;
+  static HWY_INLINE Unit load(const std::byte* part, std::int64_t u) {
+    const Few d;
+    const hn::RebindToUnsigned<Few> du32;
+    const auto pairs = load_bytes(du32, part + u * (2 * kUnit));
+    return {hn::BitCast(d, hn::ShiftLeft<16>(pairs)),
+            hn::BitCast(d, hn::And(pairs, hn::Set(du32, 0xFFFF0000U)))};
+  }
+};
+
+struct F16Part {
+  static constexpr bool kEvenOdd = false;
+  static HWY_INLINE Unit load(const std::byte* part, std::int64_t u) {
+    const Few d;
+    const std::byte* source = part + u * (2 * kUnit);
+    return {f16_vector(d, source), f16_vector(d, source + 2 * kFewLanes)};
+  }
+};
+
+struct E4m3Part {
+  static constexpr bool kEvenOdd = false;
+  static HWY_INLINE Unit load(const std::byte* part, std::int64_t u) {
+    const Few d;
+    Unit unit;
+    e4m3_two_vectors(d, part + u * kUnit, hn::Set(d, kE4M3Factor), &unit.low, &unit.high);
+    return unit;
+  }
+};
+
+struct DsMlaPart {  // latent part of fp8_ds_mla
+  static constexpr bool kEvenOdd = false;
+  static HWY_INLINE Unit load(const std::byte* part, std::int64_t u) {
+    const Few d;
+    float scale;
+    const std::int64_t group = u * kUnit / fp8_ds_mla::kScaleGroup;
+    std::memcpy(&scale, part + fp8_ds_mla::kScaleOffset + 4 * group, sizeof(scale));
+    Unit unit;
+    e4m3_two_vectors(d, part + u * kUnit, hn::Set(d, scale * kE4M3Factor), &unit.low, &unit.high);
+    return unit;
+  }
+};
+
+/// A token format: its two parts and where the rope part lies.
+template <class LatentPart, class RopePart, KvFormat kKvFormat>
+struct FewFormat {
+  using Latent = LatentPart;
+  using Rope = RopePart;
+  static std::int64_t rope_offset(std::int64_t rank) {
+    if constexpr (kKvFormat == KvFormat::kFp8DsMla) return fp8_ds_mla::kRopeOffset;
+    return kKvFormat == KvFormat::kE4M3 ? rank : 2 * rank;
+  }
+};
+
 /// State of a split in scratch.
 struct FewRowsState {
-  float* queries;  // [rows][D]
-  float* output;   // [rows][L]
-  float* chunk;    // [D/16][8][16]
-  float* weights;  // [rows][8] scores, then weights, by position in the chunk
+  float* queries;  // [rows][D] in unit order
+  float* output;   // [rows][L] in unit order
+  float* staging;  // [D] one decoded query
+  float* weights;  // [rows][8] products, then weights, by list index
   float* maximum;  // [rows]
   float* sum;      // [rows]
   float* rescale;  // [rows]
@@ -49,89 +116,135 @@ struct FewRowsState {
   FewRowsState(std::int64_t rank, std::int64_t rope, ScratchCarver* carver)
       : queries(carver->floats(kMaxRows * (rank + rope))),
         output(carver->floats(kMaxRows * rank)),
-        chunk(carver->floats(kKeyChunk * (rank + rope))),
+        staging(carver->floats(rank + rope)),
         weights(carver->floats(kMaxRows * kKeyChunk)),
         maximum(carver->floats(kMaxRows)),
         sum(carver->floats(kMaxRows)),
         rescale(carver->floats(kMaxRows)) {}
 };
 
-/// Dot products of kRows rows with all 8 chunk rows, kKeys at a time; stale rows give values that
-/// nobody reads. products[row * 8 + list index].
+/// Products of kRows rows and kKeys keys so far, by unit half.
 template <int kRows, int kKeys>
-HWY_NOINLINE void chunk_products(const float* HWY_RESTRICT queries, std::int64_t query_stride,
-                                 const float* HWY_RESTRICT chunk, std::int64_t num_blocks,
-                                 float* HWY_RESTRICT products) {
-  const Wide d;
-  for (int first = 0; first < kKeyChunk; first += kKeys) {
-    WideVec acc[kRows][kKeys];
-    MLA_UNROLL for (int r = 0; r < kRows; ++r) {
-      MLA_UNROLL for (int k = 0; k < kKeys; ++k) acc[r][k] = hn::Zero(d);
-    }
-    const float* HWY_RESTRICT key = chunk + first * kBlock;
-    const float* HWY_RESTRICT query = queries;
-    for (std::int64_t b = 0; b < num_blocks; ++b, key += kChunkStride, query += kBlock) {
-      MLA_UNROLL for (int i = 0; i < kBlock; i += kLanes) {
-        WideVec x[kKeys];
-        MLA_UNROLL for (int k = 0; k < kKeys; ++k) x[k] = hn::Load(d, key + k * kBlock + i);
-        MLA_UNROLL for (int r = 0; r < kRows; ++r) {
-          const auto q = hn::Load(d, query + r * query_stride + i);
-          MLA_UNROLL for (int k = 0; k < kKeys; ++k) acc[r][k] = hn::MulAdd(q, x[k], acc[r][k]);
-        }
-      }
-    }
-    MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+struct Products {
+  FewVec low[kRows][kKeys];
+  FewVec high[kRows][kKeys];
+};
+
+/// Adds the products over one part of the tokens.
+template <class Part, int kRows, int kKeys>
+HWY_INLINE void add_products(const float* HWY_RESTRICT queries, std::int64_t query_stride,
+                             const std::byte* const* keys, std::int64_t offset,
+                             std::int64_t num_units, LinePrefetcher* prefetcher,
+                             Products<kRows, kKeys>* sums) {
+  const Few d;
+  const std::byte* part[kKeys];
+  MLA_UNROLL for (int k = 0; k < kKeys; ++k) part[k] = keys[k] + offset;
+  constexpr std::int64_t kUnitsPerStep = 4 * kBlock / kUnit;
+  for (std::int64_t begin = 0; begin < num_units; begin += kUnitsPerStep) {
+    prefetcher->step();
+    const std::int64_t end = std::min(begin + kUnitsPerStep, num_units);
+    for (std::int64_t u = begin; u < end; ++u) {
+      const float* query = queries + u * kUnit;
       MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-        products[r * kKeyChunk + first + k] = hn::GetLane(hn::SumOfLanes(d, acc[r][k]));
+        const Unit x = Part::load(part[k], u);
+        MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+          const float* q = query + r * query_stride;
+          sums->low[r][k] = hn::MulAdd(hn::Load(d, q), x.low, sums->low[r][k]);
+          sums->high[r][k] = hn::MulAdd(hn::Load(d, q + kFewLanes), x.high, sums->high[r][k]);
+        }
       }
     }
   }
 }
 
-/// output = rescale * output + sum over list indices [first, last) of weight * value, kVecs vectors
-/// of kRows rows at a time. `weights` [row][8] by list index.
-template <int kRows, int kBlocks>
-HWY_INLINE void chunk_output_part(const float* HWY_RESTRICT value, const float* HWY_RESTRICT weights,
-                                  int first, int last, const float* HWY_RESTRICT rescale,
-                                  std::int64_t output_stride, float* HWY_RESTRICT output) {
-  constexpr int kVecs = kBlocks * (kBlock / kLanes);
-  const Wide d;
-  WideVec acc[kRows][kVecs];
+/// products[row * 8 + k] of kRows rows and the 8 keys of the list, kKeys at a time.
+template <class Format, int kRows, int kKeys>
+HWY_NOINLINE void chunk_products(const float* HWY_RESTRICT queries, const std::byte* const* keys,
+                                 std::int64_t rank, std::int64_t rope, LinePrefetcher* prefetcher,
+                                 float* HWY_RESTRICT products) {
+  const Few d;
+  for (int first = 0; first < kKeyChunk; first += kKeys) {
+    Products<kRows, kKeys> sums;
+    MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+      MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+        sums.low[r][k] = hn::Zero(d);
+        sums.high[r][k] = hn::Zero(d);
+      }
+    }
+    add_products<typename Format::Latent>(queries, rank + rope, keys + first, 0, rank / kUnit,
+                                          prefetcher, &sums);
+    add_products<typename Format::Rope>(queries + rank, rank + rope, keys + first,
+                                        Format::rope_offset(rank), rope / kUnit, prefetcher, &sums);
+    MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+      MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+        const auto sum = hn::Add(sums.low[r][k], sums.high[r][k]);
+        products[r * kKeyChunk + first + k] = hn::GetLane(hn::SumOfLanes(d, sum));
+      }
+    }
+  }
+}
+
+/// kUnits units of output of kRows rows: output = rescale * output + sum of weight * value over list
+/// indices [first, last).
+template <class Part, int kRows, int kUnits>
+HWY_INLINE void add_output(const std::byte* const* keys, std::int64_t unit,
+                           const float* HWY_RESTRICT weights, int first, int last,
+                           const float* HWY_RESTRICT rescale, std::int64_t rank,
+                           float* HWY_RESTRICT output) {
+  const Few d;
+  FewVec acc[kRows][2 * kUnits];
   MLA_UNROLL for (int r = 0; r < kRows; ++r) {
-    MLA_UNROLL for (int v = 0; v < kVecs; ++v) acc[r][v] = hn::Zero(d);
+    MLA_UNROLL for (int v = 0; v < 2 * kUnits; ++v) acc[r][v] = hn::Zero(d);
   }
   for (int k = first; k < last; ++k) {
-    WideVec x[kVecs];
-    MLA_UNROLL for (int v = 0; v < kVecs; ++v) {
-      const int at = v * kLanes;
-      x[v] = hn::Load(d, value + k * kBlock + at / kBlock * kChunkStride + at % kBlock);
-    }
-    MLA_UNROLL for (int r = 0; r < kRows; ++r) {
-      const auto p = hn::Set(d, weights[r * kKeyChunk + k]);
-      MLA_UNROLL for (int v = 0; v < kVecs; ++v) acc[r][v] = hn::MulAdd(p, x[v], acc[r][v]);
+    const std::byte* part = keys[k];
+    MLA_UNROLL for (int i = 0; i < kUnits; ++i) {
+      const Unit x = Part::load(part, unit + i);
+      MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+        const auto p = hn::Set(d, weights[r * kKeyChunk + k]);
+        acc[r][2 * i] = hn::MulAdd(p, x.low, acc[r][2 * i]);
+        acc[r][2 * i + 1] = hn::MulAdd(p, x.high, acc[r][2 * i + 1]);
+      }
     }
   }
   MLA_UNROLL for (int r = 0; r < kRows; ++r) {
     const auto factor = hn::Set(d, rescale[r]);
-    MLA_UNROLL for (int v = 0; v < kVecs; ++v) {
-      float* cell = output + r * output_stride + v * kLanes;
+    MLA_UNROLL for (int v = 0; v < 2 * kUnits; ++v) {
+      float* cell = output + r * rank + unit * kUnit + v * kFewLanes;
       hn::Store(hn::MulAdd(hn::Load(d, cell), factor, acc[r][v]), d, cell);
     }
   }
 }
 
-template <int kRows, int kBlocks>
-HWY_NOINLINE void chunk_output(const float* chunk, const float* weights, int first, int last,
-                               const float* rescale, std::int64_t rank, float* output) {
-  const std::int64_t num_blocks = rank / kBlock;
-  std::int64_t b = 0;
-  for (; b + kBlocks <= num_blocks; b += kBlocks) {
-    chunk_output_part<kRows, kBlocks>(chunk + b * kChunkStride, weights, first, last, rescale, rank,
-                                      output + b * kBlock);
+template <class Part, int kRows, int kUnits>
+HWY_NOINLINE void chunk_output(const std::byte* const* keys, const float* weights, int first,
+                               int last, const float* rescale, std::int64_t rank,
+                               LinePrefetcher* prefetcher, float* output) {
+  const std::int64_t num_units = rank / kUnit;
+  std::int64_t u = 0;
+  for (; u + kUnits <= num_units; u += kUnits) {
+    if (u % 4 == 0) prefetcher->step();
+    add_output<Part, kRows, kUnits>(keys, u, weights, first, last, rescale, rank, output);
   }
-  for (; b < num_blocks; ++b) {
-    chunk_output_part<kRows, 1>(chunk + b * kChunkStride, weights, first, last, rescale, rank,
-                                output + b * kBlock);
+  for (; u < num_units; ++u) {
+    add_output<Part, kRows, 1>(keys, u, weights, first, last, rescale, rank, output);
+  }
+}
+
+/// Products of one row by chunk position to base-2 scores; positions without a visible key to -inf.
+HWY_NOINLINE void chunk_modify(const CallView& call, const ScoreRule& rule, const SplitRow& row,
+                               const KeyTile& keys, int first, int last, float* score) {
+  const hn::CappedTag<float, 1> d1;
+  for (int k = first; k < last; ++k) {
+    const int at = keys.offset[k];
+    auto s = hn::Set(d1, score[at]);
+    if (rule.cap_log2 != 0.0F) s = hn::Mul(hn::Set(d1, rule.cap_log2), hn::Tanh(d1, s));
+    if (rule.uses_alibi) {
+      const std::int64_t distance = global_position(call.cp, keys.begin + at) - row.position;
+      s = hn::MulAdd(hn::Set(d1, row.alibi_slope * kLog2E),
+                     hn::Set(d1, static_cast<float>(distance)), s);
+    }
+    score[at] = hn::GetLane(s);
   }
 }
 
@@ -139,38 +252,21 @@ HWY_NOINLINE void chunk_output(const float* chunk, const float* weights, int fir
 HWY_NOINLINE void chunk_softmax(const CallView& call, const ScoreRule& rule, const SplitRow& row,
                                 const KeyTile& keys, int first, int last, float* products,
                                 float* maximum, float* sum, float* rescale) {
-  const hn::CappedTag<float, kKeyChunk> d;
-  constexpr int kStep = static_cast<int>(hn::MaxLanes(d));
-  HWY_ALIGN float score[kKeyChunk];
-  std::fill(score, score + kKeyChunk, kMinusInf);
-  for (int k = first; k < last; ++k) score[keys.offset[k]] = products[k];
-  if (rule.cap_log2 != 0.0F) {
-    for (int i = 0; i < kKeyChunk; i += kStep) {
-      const auto capped =
-          hn::Mul(hn::Set(d, rule.cap_log2), hn::Tanh(d, hn::Load(d, score + i)));
-      hn::Store(capped, d, score + i);
-    }
+  const Few d;
+  HWY_ALIGN float placed[kKeyChunk];
+  const bool whole = first == 0 && last == kKeyChunk;  // then list index and position agree
+  float* score = whole ? products : placed;
+  if (!whole) {
+    std::fill(placed, placed + kKeyChunk, kMinusInf);
+    for (int k = first; k < last; ++k) placed[keys.offset[k]] = products[k];
   }
-  if (rule.uses_alibi || rule.cap_log2 != 0.0F) {
-    const hn::CappedTag<float, 1> d1;
-    HWY_ALIGN float modified[kKeyChunk];
-    std::fill(modified, modified + kKeyChunk, kMinusInf);
-    for (int k = first; k < last; ++k) {
-      const int at = keys.offset[k];
-      const std::int64_t distance =
-          rule.uses_alibi ? global_position(call.cp, keys.begin + at) - row.position : 0;
-      const auto s = hn::MulAdd(hn::Set(d1, row.alibi_slope * kLog2E),
-                                hn::Set(d1, static_cast<float>(distance)), hn::Set(d1, score[at]));
-      modified[at] = rule.uses_alibi ? hn::GetLane(s) : score[at];
-    }
-    std::copy(modified, modified + kKeyChunk, score);
-  }
+  if (!rule.plain()) chunk_modify(call, rule, row, keys, first, last, score);
   auto top = hn::Load(d, score);
-  for (int i = kStep; i < kKeyChunk; i += kStep) top = hn::Max(top, hn::Load(d, score + i));
+  for (int i = kFewLanes; i < kKeyChunk; i += kFewLanes) top = hn::Max(top, hn::Load(d, score + i));
   const auto old_max = hn::Set(d, *maximum);
   const auto new_max = hn::Max(old_max, hn::MaxOfLanes(d, top));
   auto total = hn::Zero(d);
-  for (int i = 0; i < kKeyChunk; i += kStep) {
+  for (int i = 0; i < kKeyChunk; i += kFewLanes) {
     const auto weight = exp2_nonpositive(d, hn::Sub(hn::Load(d, score + i), new_max));
     hn::Store(weight, d, score + i);
     total = hn::Add(total, weight);
@@ -179,30 +275,22 @@ HWY_NOINLINE void chunk_softmax(const CallView& call, const ScoreRule& rule, con
   *sum = hn::GetLane(hn::MulAdd(hn::Set(d, *sum), factor, hn::SumOfLanes(d, total)));
   *maximum = hn::GetLane(new_max);
   *rescale = hn::GetLane(factor);
-  for (int k = first; k < last; ++k) products[k] = score[keys.offset[k]];
-}
-
-/// Decodes the chunk's keys; with each goes the prefetch of one key of the chunk ahead.
-HWY_NOINLINE void load_chunk(const CallView& call, const KeyTile& keys, const KeyTile& ahead,
-                             float* chunk) {
-  const std::int64_t head_dim = call.kv_lora_rank + call.qk_rope_head_dim;
-  const std::int64_t row_bytes = token_bytes(call);
-  const int both = std::max(keys.count, ahead.count);
-  for (int k = 0; k < both; ++k) {
-    if (k < ahead.count) {
-      const std::byte* line = ahead.address[k];
-      for (std::int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(line + at, 0, 3);
-    }
-    if (k < keys.count) {
-      decode_token(call.kv_format, keys.address[k], head_dim, chunk + k * kBlock, kChunkStride);
-    }
+  if (!whole) {
+    for (int k = first; k < last; ++k) products[k] = placed[keys.offset[k]];
   }
 }
 
-/// Softmax and output of rows [first_row, first_row + kRows) once their products are there.
-template <int kRows, int kBlocks>
-HWY_INLINE void finish_chunk(const CallView& call, const SplitJob& job, const ScoreRule& rule,
-                             const KeyTile& keys, int first_row, const FewRowsState& state) {
+/// One chunk for rows [first_row, first_row + kRows).
+template <class Format, int kRows>
+HWY_INLINE void rows_chunk(const CallView& call, const SplitJob& job, const ScoreRule& rule,
+                           const KeyTile& keys, int first_row, const FewRowsState& state,
+                           LinePrefetcher* prefetcher) {
+  using Latent = typename Format::Latent;
+  const std::int64_t rank = call.kv_lora_rank;
+  const std::int64_t rope = call.qk_rope_head_dim;
+  chunk_products<Format, kRows, 4 / kRows>(state.queries + first_row * (rank + rope), keys.address,
+                                           rank, rope, prefetcher,
+                                           state.weights + first_row * kKeyChunk);
   int first[kRows];
   int last[kRows];
   bool same = true;
@@ -216,20 +304,111 @@ HWY_INLINE void finish_chunk(const CallView& call, const SplitJob& job, const Sc
                   state.weights + row * kKeyChunk, state.maximum + row, state.sum + row,
                   state.rescale + row);
   }
-  const std::int64_t rank = call.kv_lora_rank;
-  if (same) {
-    if (first[0] >= last[0]) return;
-    chunk_output<kRows, kBlocks>(state.chunk, state.weights + first_row * kKeyChunk, first[0],
-                                 last[0], state.rescale + first_row, rank,
-                                 state.output + first_row * rank);
-    return;
+  if (same && first[0] < last[0]) {
+    chunk_output<Latent, kRows, 4 / kRows>(keys.address, state.weights + first_row * kKeyChunk,
+                                           first[0], last[0], state.rescale + first_row, rank,
+                                           prefetcher, state.output + first_row * rank);
   }
-  for (int r = 0; r < kRows; ++r) {  // each row passes over its own keys only
+  for (int r = 0; r < kRows && !same; ++r) {  // each row passes over its own keys only
     const int row = first_row + r;
     if (first[r] >= last[r]) continue;
-    chunk_output<1, 4>(state.chunk, state.weights + row * kKeyChunk, first[r], last[r],
-                       state.rescale + row, rank, state.output + row * rank);
+    chunk_output<Latent, 1, 4>(keys.address, state.weights + row * kKeyChunk, first[r], last[r],
+                               state.rescale + row, rank, prefetcher, state.output + row * rank);
   }
+}
+
+/// Natural order to unit order, or back.
+template <bool kEvenOdd>
+HWY_INLINE void reorder_units(const float* HWY_RESTRICT from, std::int64_t count, bool back,
+                              float* HWY_RESTRICT to) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t in_unit = i % kUnit;
+    const std::int64_t moved =
+        kEvenOdd ? i - in_unit + in_unit / 2 + in_unit % 2 * kFewLanes : i;
+    to[back ? i : moved] = from[back ? moved : i];
+  }
+}
+
+template <class Format>
+HWY_NOINLINE void start_rows(const CallView& call, const SplitJob& job, const ScoreRule& rule,
+                             FewRowsState* state) {
+  const std::int64_t rank = call.kv_lora_rank;
+  const std::int64_t rope = call.qk_rope_head_dim;
+  for (std::int64_t r = 0; r < job.num_rows; ++r) {
+    float* query = state->queries + r * (rank + rope);
+    if (job.rows[r].key_begin < job.rows[r].key_end) {
+      decode_query(call, job.rows[r], rule.q_factor, state->staging);
+    } else {
+      std::fill(state->staging, state->staging + rank + rope, 0.0F);
+    }
+    reorder_units<Format::Latent::kEvenOdd>(state->staging, rank, false, query);
+    reorder_units<Format::Rope::kEvenOdd>(state->staging + rank, rope, false, query + rank);
+  }
+  std::fill(state->output, state->output + job.num_rows * rank, 0.0F);
+  std::fill(state->maximum, state->maximum + job.num_rows, kNoMaximum);
+  std::fill(state->sum, state->sum + job.num_rows, 0.0F);
+}
+
+template <class Format>
+HWY_NOINLINE void finish_rows(const CallView& call, const SplitJob& job,
+                              const FewRowsState& state) {
+  const Few d;
+  const std::int64_t rank = call.kv_lora_rank;
+  for (std::int64_t r = 0; r < job.num_rows; ++r) {
+    float* value = state.output + r * rank;
+    float* out = job.out + r * rank;
+    if (job.rows[r].key_begin >= job.rows[r].key_end || state.sum[r] == 0.0F) {
+      std::fill(out, out + rank, 0.0F);
+      job.lse[r] = kMinusInf;
+      continue;
+    }
+    const auto factor = hn::Set(d, 1.0F / state.sum[r]);
+    for (std::int64_t i = 0; i < rank; i += kFewLanes) {
+      hn::Store(hn::Mul(hn::Load(d, value + i), factor), d, value + i);
+    }
+    reorder_units<Format::Latent::kEvenOdd>(value, rank, true, out);
+    job.lse[r] = natural_lse(state.maximum[r], state.sum[r]);
+  }
+}
+
+template <class Format>
+HWY_NOINLINE void run_few_rows_of(const CallView& call, const SplitJob& job, std::byte* scratch) {
+  const ScoreRule rule(call);
+  ScratchCarver carver(scratch);
+  FewRowsState state(call.kv_lora_rank, call.qk_rope_head_dim, &carver);
+  start_rows<Format>(call, job, rule, &state);
+  const int num_rows = static_cast<int>(job.num_rows);
+  // Steps per chunk: one per four blocks in either product of a single row; more rows step oftener.
+  const std::int64_t steps = ((call.kv_lora_rank + call.qk_rope_head_dim) * 2 + call.kv_lora_rank) /
+                             (4 * kBlock);
+  const std::int64_t row_bytes = token_bytes(call);
+  KeyTile ring[kChunksAhead + 1];
+  std::int64_t begin = job.key_begin / kKeyChunk * kKeyChunk;
+  for (int c = 0; c < kChunksAhead; ++c) {
+    collect_keys(call, job, begin + c * kKeyChunk, kKeyChunk, &ring[c]);
+  }
+  for (int c = 0; begin < job.key_end; begin += kKeyChunk, c = (c + 1) % (kChunksAhead + 1)) {
+    KeyTile& keys = ring[c];
+    KeyTile& ahead = ring[(c + kChunksAhead) % (kChunksAhead + 1)];
+    collect_keys(call, job, begin + kChunksAhead * kKeyChunk, kKeyChunk, &ahead);
+    if (keys.count == 0) continue;
+    // Products are formed for 8 keys; those past the list repeat a listed key and are not used.
+    std::fill(keys.address + keys.count, keys.address + kKeyChunk, keys.address[0]);
+    LinePrefetcher prefetcher(ahead, row_bytes, steps);
+    for (int r = 0; r < num_rows;) {
+      if (num_rows - r >= 4) {
+        rows_chunk<Format, 4>(call, job, rule, keys, r, state, &prefetcher);
+        r += 4;
+      } else if (num_rows - r >= 2) {
+        rows_chunk<Format, 2>(call, job, rule, keys, r, state, &prefetcher);
+        r += 2;
+      } else {
+        rows_chunk<Format, 1>(call, job, rule, keys, r, state, &prefetcher);
+        r += 1;
+      }
+    }
+  }
+  finish_rows<Format>(call, job, state);
 }
 
 inline std::size_t few_rows_scratch_bytes(std::int64_t rank, std::int64_t rope) {
@@ -241,64 +420,16 @@ inline std::size_t few_rows_scratch_bytes(std::int64_t rank, std::int64_t rope) 
 
 /// SplitJob with values in lanes.
 void run_few_rows(const CallView& call, const SplitJob& job, std::byte* scratch) {
-  const ScoreRule rule(call);
-  const std::int64_t rank = call.kv_lora_rank;
-  const std::int64_t head_dim = rank + call.qk_rope_head_dim;
-  const int num_rows = static_cast<int>(job.num_rows);
-  ScratchCarver carver(scratch);
-  FewRowsState state(rank, call.qk_rope_head_dim, &carver);
-  for (int r = 0; r < num_rows; ++r) {
-    float* query = state.queries + r * head_dim;
-    if (job.rows[r].key_begin < job.rows[r].key_end) {
-      decode_query(call, job.rows[r], rule.q_factor, query);
-    } else {
-      std::fill(query, query + head_dim, 0.0F);
-    }
-  }
-  std::fill(state.output, state.output + num_rows * rank, 0.0F);
-  std::fill(state.chunk, state.chunk + kKeyChunk * head_dim, 0.0F);
-  std::fill(state.maximum, state.maximum + num_rows, kNoMaximum);
-  std::fill(state.sum, state.sum + num_rows, 0.0F);
-
-  KeyTile ring[kChunksAhead + 1];
-  std::int64_t begin = job.key_begin / kKeyChunk * kKeyChunk;
-  for (int c = 0; c < kChunksAhead; ++c) {
-    collect_keys(call, job, begin + c * kKeyChunk, kKeyChunk, &ring[c]);
-  }
-  for (int c = 0; begin < job.key_end; begin += kKeyChunk, c = (c + 1) % (kChunksAhead + 1)) {
-    const KeyTile& keys = ring[c];
-    KeyTile& ahead = ring[(c + kChunksAhead) % (kChunksAhead + 1)];
-    collect_keys(call, job, begin + kChunksAhead * kKeyChunk, kKeyChunk, &ahead);
-    load_chunk(call, keys, ahead, state.chunk);
-    if (keys.count == 0) continue;
-    for (int r = 0; r < num_rows;) {
-      const float* query = state.queries + r * head_dim;
-      float* products = state.weights + r * kKeyChunk;
-      if (num_rows - r >= 4) {
-        chunk_products<4, 2>(query, head_dim, state.chunk, head_dim / kBlock, products);
-        finish_chunk<4, 1>(call, job, rule, keys, r, state);
-        r += 4;
-      } else if (num_rows - r >= 2) {
-        chunk_products<2, 4>(query, head_dim, state.chunk, head_dim / kBlock, products);
-        finish_chunk<2, 2>(call, job, rule, keys, r, state);
-        r += 2;
-      } else {
-        chunk_products<1, 8>(query, head_dim, state.chunk, head_dim / kBlock, products);
-        finish_chunk<1, 4>(call, job, rule, keys, r, state);
-        r += 1;
-      }
-    }
-  }
-  const Wide d;
-  for (int r = 0; r < num_rows; ++r) {
-    const bool empty =
-        job.rows[r].key_begin >= job.rows[r].key_end || state.sum[r] == 0.0F;
-    job.lse[r] = empty ? kMinusInf : natural_lse(state.maximum[r], state.sum[r]);
-    const auto factor = hn::Set(d, empty ? 0.0F : 1.0F / state.sum[r]);
-    for (std::int64_t i = 0; i < rank; i += kLanes) {
-      const auto value = hn::Mul(hn::Load(d, state.output + r * rank + i), factor);
-      hn::StoreU(empty ? hn::Zero(d) : value, d, job.out + r * rank + i);
-    }
+  switch (call.kv_format) {
+    case KvFormat::kBF16:
+      return run_few_rows_of<FewFormat<Bf16Part, Bf16Part, KvFormat::kBF16>>(call, job, scratch);
+    case KvFormat::kF16:
+      return run_few_rows_of<FewFormat<F16Part, F16Part, KvFormat::kF16>>(call, job, scratch);
+    case KvFormat::kE4M3:
+      return run_few_rows_of<FewFormat<E4m3Part, E4m3Part, KvFormat::kE4M3>>(call, job, scratch);
+    case KvFormat::kFp8DsMla:
+      return run_few_rows_of<FewFormat<DsMlaPart, Bf16Part, KvFormat::kFp8DsMla>>(call, job,
+                                                                                 scratch);
   }
 }
 

@@ -19,7 +19,7 @@ namespace mla::cpu {
 /// and of the few-row chunk.
 inline constexpr int kKeyTile = 48;
 
-/// Keys of a few-row chunk: small enough that its f32 copy stays in a 32 KiB L1.
+/// Keys of a few-row chunk: its second reading must find it in the L1.
 inline constexpr int kKeyChunk = 8;
 static_assert(kKeyTile % kKeyChunk == 0, "splits are cut at multiples of kKeyTile");
 
