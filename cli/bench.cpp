@@ -12,7 +12,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double kOracleBudget = 4e5;     // (row, key) pairs, a second or so; more is sampled
-constexpr double kSampleSeconds = 0.03;   // runs between two probes
+constexpr double kSampleSeconds = 0.012;  // runs between two probes
 constexpr int kMinKept = 5;
 constexpr double kPatience = 8.0;         // times min_seconds, then a line ends with what it has
 constexpr double kHealthyFma = 0.93;      // of the best probe; its own scatter is about 2 %

@@ -18,8 +18,10 @@ double fma_rounds(long rounds, float* sink) {
   const hn::ScalableTag<float> d;
   const auto factor = hn::Set(d, 0.999F);
   const auto addend = hn::Set(d, 0.001F);
-  auto a0 = hn::Iota(d, 1.0F);
-  auto a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0, a6 = a0, a7 = a0, a8 = a0, a9 = a0, a10 = a0, a11 = a0;
+  // Chains with equal values would be one chain to the compiler.
+  auto a0 = hn::Set(d, 1.0F), a1 = hn::Set(d, 1.1F), a2 = hn::Set(d, 1.2F), a3 = hn::Set(d, 1.3F);
+  auto a4 = hn::Set(d, 1.4F), a5 = hn::Set(d, 1.5F), a6 = hn::Set(d, 1.6F), a7 = hn::Set(d, 1.7F);
+  auto a8 = hn::Set(d, 1.8F), a9 = hn::Set(d, 1.9F), a10 = hn::Set(d, 2.0F), a11 = hn::Set(d, 2.1F);
   for (long i = 0; i < rounds; ++i) {
     a0 = hn::MulAdd(a0, factor, addend);
     a1 = hn::MulAdd(a1, factor, addend);
