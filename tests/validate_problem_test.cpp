@@ -1,6 +1,7 @@
 // Every refusal of plan(): operation, argument, found, needed.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -179,7 +180,8 @@ TEST(ValidateProblem, EdgesOfTheRangesAreAccepted) {
       DecodeProblem problem = valid_problem();
       PlanOptions options = test::forced(row);
       edges[i](problem, options);
-      if (test::serving_rows(problem, options).empty()) continue;
+      const std::vector<std::string> serving = test::serving_rows(problem, options);
+      if (std::find(serving.begin(), serving.end(), row) == serving.end()) continue;
       const Result<DecodePlan> made = plan(problem, options);
       EXPECT_TRUE(made.ok()) << i << ' ' << row << ": " << made.status().message();
     }

@@ -280,4 +280,10 @@ void for_each_row(const Scene& scene, const std::function<void(const std::string
   for_each_row(scene, {}, check);
 }
 
+void for_each_kernel_row(const Scene& scene, const std::function<void(const std::string& row)>& check) {
+  for_each_row(scene, [&](const std::string& row) {
+    if (row != "cpu_reference") check(row);
+  });
+}
+
 }  // namespace mla::test

@@ -112,9 +112,23 @@ float stored(DType dtype, float value);
 std::vector<double> stored_key(const DecodeProblem& problem, const float* key);
 void store_key(const DecodeProblem& problem, const float* key, std::byte* address);
 
+/// The scene with all queries 0: every visible key weighs the same, so lse is the log of their number.
+Scene with_zero_queries(Scene scene);
+
+/// The part of a one-rank scene that lies on one context-parallel rank.
+Scene shard(const Scene& scene, std::int64_t world, std::int64_t rank, std::int64_t interleave);
+/// mla::merge of f32 outputs; fails the test when it is refused.
+Output merge_outputs(const std::vector<Output>& parts, LseBase base = LseBase::kE);
+/// ||a - b|| / ||b|| over all rows.
+double relative_error(const Output& a, const std::vector<double>& b);
+double relative_error(const Output& a, const Output& b);
+
 /// Runs `check` for each row that serves the scene's problem.
 void for_each_row(const Scene& scene, const PlanOptions& options,
                   const std::function<void(const std::string& row)>& check);
 void for_each_row(const Scene& scene, const std::function<void(const std::string& row)>& check);
+/// The same without cpu_reference, where a shape is large for plain loops: it has no tiles, splits or
+/// workspace that a size could break.
+void for_each_kernel_row(const Scene& scene, const std::function<void(const std::string& row)>& check);
 
 }  // namespace mla::test
