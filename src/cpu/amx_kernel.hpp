@@ -33,7 +33,8 @@ struct KeyBlocks {
   std::int64_t stride[kKeyTile / kLanes];  ///< bytes
 };
 
-/// Finds blocks that can be read in place; copies the others to the scratch.
+/// Finds blocks that can be read in place (16 absent keys are: stride 0 over the zero row); copies
+/// the others to the scratch.
 MLA_TARGET_BF16 inline void find_blocks(const Shape& shape, const Scratch& scratch, Tile* tile,
                                         KeyBlocks* blocks) {
   for (std::int64_t k = tile->begin; k < tile->end; k += kLanes) {
@@ -43,7 +44,7 @@ MLA_TARGET_BF16 inline void find_blocks(const Shape& shape, const Scratch& scrat
     blocks->stride[b] = rows[1] - rows[0];
     bool in_place = true;
     for (std::int64_t i = 0; i < kLanes; ++i) {
-      in_place &= tile->valid[k + i] && rows[i] == rows[0] + i * blocks->stride[b];
+      in_place &= rows[i] == rows[0] + i * blocks->stride[b];
     }
     if (in_place) continue;
     for (std::int64_t i = 0; i < kLanes; ++i) {
