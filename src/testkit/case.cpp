@@ -285,7 +285,10 @@ Status apply_bounds(Case& c, const std::vector<std::string_view>& given, std::in
     c.sq = {num_tokens / c.b};
     if (!has("pad")) c.pad = num_tokens % c.b;
   }
-  if (has("maxlen") && !has("len")) c.len.values = {c.maxlen * c.cp_world};
+  if (has("maxlen") && !has("len")) {
+    c.len.values = {c.maxlen * c.cp_world};
+    if (!has("t") && !has("sq")) c.sq = {std::max<std::int64_t>(1, c.maxq)};
+  }
   return {};
 }
 

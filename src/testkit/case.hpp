@@ -69,7 +69,7 @@ struct Case {
 };
 
 /// Reads a problem string. The strings of `to_string(const DecodeProblem&)` are understood too: `t`
-/// gives sq and pad when those are absent, `maxlen` gives len when that is absent.
+/// gives sq and pad when those are absent, `maxlen` gives len (and then `maxq` sq) when that is absent.
 /// kInvalidArgument: the message names the key, what was found and what is needed.
 Result<Case> parse_case(const std::string& problem);
 

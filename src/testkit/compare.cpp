@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <utility>
 
 #include "core/diagnostics.hpp"
 #include "core/stages.hpp"
@@ -203,11 +205,12 @@ Result<Oracle> sampled_oracle(const Batch& batch, double budget) {
   oracle.complete = false;
   oracle.rows = {{0, 0}, {num_tokens - 1, num_heads - 1}};  // always looked at, whatever they cost
   double spent = row_cost(batch, 0) + row_cost(batch, num_tokens - 1);
+  std::set<std::pair<std::int64_t, std::int64_t>> taken = {{0, 0}, {num_tokens - 1, num_heads - 1}};
   Rng rng(batch.source.seed, kSampleStream);
   for (int tries = 0; tries < kMaxSamples && spent < budget; ++tries) {
     const Oracle::Row row{rng.below(num_tokens), rng.below(num_heads)};
     const double cost = row_cost(batch, row.token);
-    if (spent + cost > budget) continue;
+    if (spent + cost > budget || !taken.insert({row.token, row.head}).second) continue;
     spent += cost;
     oracle.rows.push_back(row);
   }
