@@ -223,7 +223,7 @@ TEST_F(BatchFile, AQueryInTwoPartsIsRead) {
   const Result<Batch> no_rope = edited([&](auto& tensors, auto& metadata) {
     tensors.erase("q");
     tensors["q_nope"] = sample.tensors.q_nope;
-    metadata["qk_rope_head_dim"] = "0";
+    metadata["qk_rope_head_dim"] = std::string("0");
   });
   EXPECT_TRUE(no_rope.ok()) << no_rope.status().message();
 }
@@ -292,7 +292,7 @@ TEST_F(BatchFile, ALayerOfACrossLayerCacheIsAStridedView) {
   EXPECT_TRUE(refused({"'kv_layer'", "found '3'", "from 0 to 2"}, with("3")));
   EXPECT_TRUE(refused({"'kv_layer'", "found '-1'", "from 0 to 2"}, with("-1")));
   EXPECT_TRUE(refused({"'kv_layer'", "a kv_cache of 3 axes"},
-                      [](auto&, auto& metadata) { metadata["kv_layer"] = "0"; }));
+                      [](auto&, auto& metadata) { metadata["kv_layer"] = std::string("0"); }));
 }
 
 TEST_F(BatchFile, PagesArePlacedInAPoolOfNaN) {
@@ -361,8 +361,8 @@ TEST_F(BatchFile, PagesOfACrossLayerCacheArePlacedWhole) {
   const Result<Batch> batch = edited([&](auto& tensors, auto& metadata) {
     tensors["kv_cache"] = TensorView::contiguous(kv.data(), DType::kBF16, {1, 3, 2, 6});
     tensors["kv_page_ids"] = TensorView::contiguous(ids.data(), DType::kI32, {1});
-    metadata["kv_pool_pages"] = "4";
-    metadata["kv_layer"] = "1";
+    metadata["kv_pool_pages"] = std::string("4");
+    metadata["kv_layer"] = std::string("1");
   });
   ASSERT_TRUE(batch.ok()) << batch.status().message();
   const TensorView& cache = batch->tensors.kv_cache;
@@ -542,7 +542,7 @@ TEST_F(BatchFile, TensorsOfAnotherTypeOrRankAreRefused) {
     tensors.erase("q");
     tensors["q_nope"] = nope;
     tensors["q_pe"] = pe;
-    metadata["qk_rope_head_dim"] = "0";
+    metadata["qk_rope_head_dim"] = std::string("0");
   }));
 }
 
@@ -563,7 +563,7 @@ TEST_F(BatchFile, UnknownNamesAreKeptButMisspellingsAreRefused) {
     tensors["out"] = sample.tensors.seq_lens;
     tensors["lse"] = sample.tensors.seq_lens;
     metadata["note"] = "made by hand";
-    metadata["seed"] = "7";
+    metadata["seed"] = std::string("7");
   });
   ASSERT_TRUE(batch.ok()) << batch.status().message();
   EXPECT_EQ(batch->ignored, (std::vector<std::string>{"tensor 'lse'", "tensor 'out'",
@@ -575,7 +575,7 @@ TEST_F(BatchFile, UnknownNamesAreKeptButMisspellingsAreRefused) {
         std::pair("lse_bse", "lse_base")}) {
     EXPECT_TRUE(
         refused({std::string("metadata '") + wrong + "'", std::string("needed '") + right + "'"},
-                [key = wrong](auto&, auto& metadata) { metadata[key] = "1"; }));
+                [key = wrong](auto&, auto& metadata) { metadata[key] = std::string("1"); }));
   }
   for (const auto& [wrong, right] :
        {std::pair("sink", "sinks"), std::pair("alibi_slope", "alibi_slopes"),
@@ -585,7 +585,7 @@ TEST_F(BatchFile, UnknownNamesAreKeptButMisspellingsAreRefused) {
         [&, name = wrong](auto& tensors, auto&) { tensors[name] = sample.tensors.seq_lens; }));
   }
   // Beside the right name it is a note.
-  EXPECT_TRUE(edited([](auto&, auto& m) { m["bmm1_scales"] = "x"; }).ok());
+  EXPECT_TRUE(edited([](auto&, auto& m) { m["bmm1_scales"] = std::string("x"); }).ok());
 }
 
 TEST_F(BatchFile, EmptyBatchesAndPoolsAreRead) {

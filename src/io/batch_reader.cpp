@@ -86,7 +86,7 @@ Status BatchReader::sort_out_names() {
       return bad_argument(kOperation, file_.source() + ": tensor " + quote(entry.name),
                           "an unknown name", text("'", guess, "'"));
     }
-    batch_.ignored.push_back("tensor " + quote(entry.name));
+    batch_.ignored.push_back(text("tensor ", quote(entry.name)));
   }
   for (const auto& [name, value] : file_.metadata()) {
     if (contains(known_batch_keys(), name)) continue;
@@ -95,7 +95,7 @@ Status BatchReader::sort_out_names() {
       return bad_argument(kOperation, file_.source() + ": metadata " + quote(name),
                           "an unknown key", text("'", guess, "'"));
     }
-    batch_.ignored.push_back("metadata " + quote(name));
+    batch_.ignored.push_back(text("metadata ", quote(name)));
   }
   return {};
 }

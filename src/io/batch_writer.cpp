@@ -46,7 +46,7 @@ Result<Metadata> make_metadata(const DecodeProblem& problem, const DecodeTensors
   metadata["cp_rank"] = std::to_string(problem.cp_rank);
   metadata["cp_interleave"] = std::to_string(problem.cp_interleave);
   metadata["sliding_window"] = std::to_string(problem.sliding_window);
-  metadata["lse_base"] = problem.lse_base == LseBase::kTwo ? "2" : "e";
+  metadata.emplace("lse_base", problem.lse_base == LseBase::kTwo ? "2" : "e");
   if (problem.out_dtype != DType::kNone) {
     metadata["out_dtype"] = safetensors_dtype(problem.out_dtype);
   }

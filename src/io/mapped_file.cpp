@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <limits>
 
+#include "core/diagnostics.hpp"
 #include "io/output_file.hpp"
 
 namespace mla::io {
@@ -25,8 +26,8 @@ Result<MappedFile> MappedFile::open(const char* operation, const std::string& pa
   if (::fstat(fd, &info) != 0) return io_error(operation, path, errno, "a readable file");
   if (!S_ISREG(info.st_mode)) {
     const char* kind = S_ISDIR(info.st_mode) ? "a folder" : "a pipe, socket or device";
-    return Status(StatusCode::kIo, std::string(operation) + ": " + path + ": found " + kind +
-                                       ", needed a regular file");
+    return Status(StatusCode::kIo,
+                  text(operation, ": ", path, ": found ", kind, ", needed a regular file"));
   }
   MappedFile file;
   if (info.st_size == 0) return file;

@@ -60,7 +60,7 @@ class HeaderHandler {
       current_.dtype = find_file_dtype(value);
       return current_.dtype != nullptr ? true : unexpected(quote(value));
     }
-    return unexpected("the string " + quote(value));
+    return unexpected(text("the string ", quote(value)));
   }
 
   bool start_object(std::size_t) {
@@ -84,7 +84,7 @@ class HeaderHandler {
       case Place::kTop: name_ = key_; return true;
       case Place::kMetadata:
         if (header.metadata.count(key_) != 0) {
-          return fail("header", "metadata key " + quote(key_) + " twice", "each key once");
+          return fail("header", text("metadata key ", quote(key_), " twice"), "each key once");
         }
         return true;
       case Place::kTensor: return tensor_field();
@@ -144,7 +144,8 @@ class HeaderHandler {
       case Place::kTop:
         if (name_ == "__metadata__") return fail(name_, std::move(what), "an object of strings");
         return fail(tensor, std::move(what), "an object with dtype, shape and data_offsets");
-      case Place::kMetadata: return fail("metadata " + quote(key_), std::move(what), "a string");
+      case Place::kMetadata:
+        return fail(text("metadata ", quote(key_)), std::move(what), "a string");
       case Place::kShape:
         return fail(tensor + ": shape", std::move(what),
                     text("at most ", kMaxFileRank, " integers from 0 to ", INT64_MAX));
@@ -158,7 +159,7 @@ class HeaderHandler {
     return fail(tensor + ": " + key_, std::move(what), "an array of integers");
   }
 
-  std::string tensor_name() const { return "tensor " + quote(name_); }
+  std::string tensor_name() const { return text("tensor ", quote(name_)); }
 
   bool tensor_field() {
     const unsigned bit = key_ == "dtype"          ? 1U
@@ -166,7 +167,8 @@ class HeaderHandler {
                          : key_ == "data_offsets" ? 4U
                                                   : 0U;
     if (bit == 0) {
-      return fail(tensor_name(), "the field " + quote(key_), "only dtype, shape and data_offsets");
+      return fail(tensor_name(), text("the field ", quote(key_)),
+                  "only dtype, shape and data_offsets");
     }
     if ((fields_ & bit) != 0) return fail(tensor_name(), key_ + " twice", "each field once");
     fields_ |= bit;

@@ -28,7 +28,7 @@ bool json_string(const std::string& raw, std::string* result) {
 
 Status check_tensor(const char* operation, const NamedTensor& tensor, std::uint64_t* bytes) {
   const TensorView& view = tensor.view;
-  const std::string argument = "tensor " + quote(tensor.name);
+  const std::string argument = text("tensor ", quote(tensor.name));
   if (!view.given()) return bad_argument(operation, argument, "no type", "a tensor");
   if (view.rank < 0 || view.rank > TensorView::kMaxRank) {
     return bad_argument(operation, argument, text("rank ", view.rank),
@@ -81,7 +81,7 @@ Result<std::string> make_header(const char* operation, const std::vector<NamedTe
     char separator = '{';
     for (const auto& [raw_key, raw_value] : metadata) {
       if (!json_string(raw_key, &key) || !json_string(raw_value, &value)) {
-        return bad_argument(operation, "metadata " + quote(raw_key), "other bytes", "UTF-8");
+        return bad_argument(operation, text("metadata ", quote(raw_key)), "other bytes", "UTF-8");
       }
       json += text(separator, key, ":", value);
       separator = ',';
@@ -92,7 +92,7 @@ Result<std::string> make_header(const char* operation, const std::vector<NamedTe
   for (std::size_t i : order) {
     const NamedTensor& tensor = tensors[i];
     if (!json_string(tensor.name, &key)) {
-      return bad_argument(operation, "tensor " + quote(tensor.name), "other bytes", "UTF-8");
+      return bad_argument(operation, text("tensor ", quote(tensor.name)), "other bytes", "UTF-8");
     }
     if (json.size() > 1) json += ',';
     json += text(key, ":{\"dtype\":\"", safetensors_dtype(tensor.view.dtype), "\",\"shape\":",
@@ -122,7 +122,7 @@ Status write_file(const std::string& path, const std::vector<NamedTensor>& tenso
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     order[i] = i;
     if (!names.insert(tensors[i].name).second) {
-      return bad_argument(operation, "tensor " + quote(tensors[i].name), "a name in use",
+      return bad_argument(operation, text("tensor ", quote(tensors[i].name)), "a name in use",
                           "each name once and none '__metadata__'");
     }
     MLA_RETURN_IF_ERROR(check_tensor(operation, tensors[i], &bytes[i]));
