@@ -130,8 +130,8 @@ class Problem {
   }
 
   std::byte* key(std::int64_t j) {
-    return const_cast<std::byte*>(call.kv.token(table[static_cast<std::size_t>(j / kPageSize)],
-                                                j % kPageSize));
+    return const_cast<std::byte*>(
+        call.kv.token(table[static_cast<std::size_t>(j / kPageSize)], j % kPageSize));
   }
   void poison_key(std::int64_t j) {
     std::memset(key(j), 0xFF, static_cast<std::size_t>(token_bytes()));
@@ -228,7 +228,9 @@ Output run(const Kernel& kernel, const Problem& p, std::int64_t first_row, std::
   return result;
 }
 
-Output run(const Kernel& kernel, const Problem& p) { return run(kernel, p, 0, p.shape.num_rows); }
+Output run(const Kernel& kernel, const Problem& p) {
+  return run(kernel, p, 0, p.shape.num_rows);
+}
 
 struct RowReference {
   std::vector<double> out;
@@ -361,7 +363,8 @@ TEST_P(CpuKernels, EveryCodeOfAStorageTypeDecodesExactly) {
         const auto bits = static_cast<std::uint16_t>(code);
         std::memcpy(out, &bits, static_cast<std::size_t>(p.element_bytes()));
         // A NaN or infinity would reach every dimension through the score; those have a key apart.
-        if (!std::isfinite(p.key_value(j, d))) std::memset(out, 0, static_cast<std::size_t>(p.element_bytes()));
+        if (!std::isfinite(p.key_value(j, d)))
+          std::memset(out, 0, static_cast<std::size_t>(p.element_bytes()));
       }
       p.rows[0].key_begin = j;
       p.rows[0].key_end = j + 1;
@@ -430,7 +433,8 @@ TEST_P(CpuKernels, KeysThatARowDoesNotSeeNeverTouchIt) {
   const Output clean = run(GetParam(), p);
   expect_correct(GetParam(), p, 3);
   EXPECT_EQ(clean.lse[5], -kInf);
-  for (std::int64_t d = 0; d < 48; ++d) EXPECT_EQ(clean.out[5 * 48 + static_cast<std::size_t>(d)], 0.0F);
+  for (std::int64_t d = 0; d < 48; ++d)
+    EXPECT_EQ(clean.out[5 * 48 + static_cast<std::size_t>(d)], 0.0F);
 
   for (const std::int64_t poisoned : {0, 3, 149, 148, 121}) p.poison_key(poisoned);
   const Output dirty = run(GetParam(), p);
@@ -552,7 +556,8 @@ TEST_P(CpuKernels, ScoresOfTenThousandStayExactToF32) {
       for (std::int64_t j = 0; j < 100; ++j) {
         std::vector<float> near(320, 0.0F);
         for (std::int64_t d = 0; d < 320; ++d) {
-          near[static_cast<std::size_t>(d)] = 1.0F + static_cast<float>((j * 7 + d * 3) % 5 == 0) / 128;
+          near[static_cast<std::size_t>(d)] =
+              1.0F + static_cast<float>((j * 7 + d * 3) % 5 == 0) / 128;
         }
         p.write_key(j, near);
       }
@@ -619,7 +624,7 @@ std::vector<const KernelTable*> tables() {
 }
 
 TEST_P(CpuRowFunctions, StoreRoundsToNearestEven) {
-  std::vector<float> values = {0.0F,  -0.0F,   1.0F,     -1.0F,  kInf,  -kInf, kNaN,  -kNaN,
+  std::vector<float> values = {0.0F,   -0.0F,   1.0F,     -1.0F,    kInf,  -kInf,  kNaN,  -kNaN,
                                1e-30F, -1e-30F, 65519.9F, 65520.0F, 1e38F, -1e38F, 3e38F, 3.4e38F};
   // Around every kind of tie: exact, one below, one above, for odd and even neighbours.
   for (const std::uint32_t base : {0x3F800000U, 0x3F810000U, 0x33800000U, 0x387FC000U, 0x477FE000U,

@@ -1,5 +1,5 @@
-// Storage types <-> f32, in blocks of 16 values. Decoding is exact and keeps every NaN code; encoding
-// rounds to nearest even, bit for bit as core/numeric.hpp does.
+// Storage types <-> f32, in blocks of 16 values. Decoding is exact and keeps every NaN code;
+// encoding rounds to nearest even, bit for bit as core/numeric.hpp does.
 //
 // Included once per target by highway_kernels.cpp.
 #if defined(MLA_CPU_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -116,19 +116,19 @@ HWY_INLINE void e4m3_block(const std::byte* source, float scale, float* HWY_REST
 inline constexpr float kE4M3Factor = 1.0F;
 
 // A small float with kMantissa fraction bits in the low bits of `code`, widened by integers: the
-// exponent is rebased by an addition, subnormals are integers times a power of two. No f32 subnormal
-// appears, so a caller's denormals-are-zero mode changes nothing.
+// exponent is rebased by an addition, subnormals are integers times a power of two. No f32
+// subnormal appears, so a caller's denormals-are-zero mode changes nothing.
 template <int kMantissa, int kBias, class D, class VU>
 HWY_INLINE hn::Vec<D> widen_magnitude(D d, VU magnitude) {
   const hn::RebindToUnsigned<D> du32;
   const hn::RebindToSigned<D> di32;
   const auto rebased = hn::Add(hn::ShiftLeft<23 - kMantissa>(magnitude),
                                hn::Set(du32, static_cast<std::uint32_t>(127 - kBias) << 23));
-  const float unit = numeric::bits_to_float(
-      static_cast<std::uint32_t>(127 - kBias + 1 - kMantissa) << 23);  // smallest subnormal
+  const float unit = numeric::bits_to_float(static_cast<std::uint32_t>(127 - kBias + 1 - kMantissa)
+                                            << 23);  // smallest subnormal
   const auto integer = hn::ConvertTo(d, hn::BitCast(di32, magnitude));
-  const auto is_normal = hn::Gt(hn::BitCast(di32, magnitude),
-                                hn::Set(di32, (std::int32_t{1} << kMantissa) - 1));
+  const auto is_normal =
+      hn::Gt(hn::BitCast(di32, magnitude), hn::Set(di32, (std::int32_t{1} << kMantissa) - 1));
   return hn::IfThenElse(hn::RebindMask(d, is_normal), hn::BitCast(d, rebased),
                         hn::Mul(integer, hn::Set(d, unit)));
 }
@@ -144,8 +144,8 @@ HWY_INLINE hn::Vec<D> f16_vector(D d, const std::byte* source) {
   const auto special = hn::BitCast(
       d, hn::Or(hn::ShiftLeft<13>(magnitude), hn::Set(du32, 0x7F800000U)));  // infinity or NaN
   const auto is_special = hn::Gt(hn::BitCast(di32, magnitude), hn::Set(di32, 0x7BFF));
-  const auto value = hn::IfThenElse(hn::RebindMask(d, is_special), special,
-                                    widen_magnitude<10, 15>(d, magnitude));
+  const auto value =
+      hn::IfThenElse(hn::RebindMask(d, is_special), special, widen_magnitude<10, 15>(d, magnitude));
   return hn::Or(value, hn::BitCast(d, sign));
 }
 
@@ -186,9 +186,8 @@ HWY_INLINE void f16_block(const std::byte* source, float* HWY_RESTRICT out) {
 }
 
 /// `count` values (a multiple of 16) of a plain type: block b goes to out + b * block_stride.
-HWY_INLINE void decode_values(DType dtype, const std::byte* HWY_RESTRICT source,
-                              std::int64_t count, float* HWY_RESTRICT out,
-                              std::int64_t block_stride) {
+HWY_INLINE void decode_values(DType dtype, const std::byte* HWY_RESTRICT source, std::int64_t count,
+                              float* HWY_RESTRICT out, std::int64_t block_stride) {
   const std::int64_t num_blocks = count / kBlock;
   switch (dtype) {
     case DType::kBF16:
@@ -274,8 +273,7 @@ HWY_INLINE BitsVec bf16_bits(WideVec value) {
   const auto bits = hn::BitCast(du32, value);
   const auto upper = hn::ShiftRight<16>(bits);
   const auto odd = hn::And(upper, hn::Set(du32, 1U));
-  const auto rounded =
-      hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du32, 0x7FFFU))));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du32, 0x7FFFU))));
   const auto is_nan = greater_u31(hn::And(bits, hn::Set(du32, 0x7FFFFFFFU)), 0x7F800000U);
   return select_bits(is_nan, hn::Or(upper, hn::Set(du32, 0x40U)), rounded);
 }
@@ -365,11 +363,10 @@ void merge_row(float* HWY_RESTRICT acc, float weight_acc, const float* HWY_RESTR
   }
   const hn::CappedTag<float, 1> d1;
   for (; i < count; ++i) {
-    const auto kept = keeps_acc ? hn::Mul(hn::Set(d1, weight_acc), hn::LoadU(d1, acc + i))
-                                : hn::Zero(d1);
-    const auto sum = takes_value
-                         ? hn::MulAdd(hn::Set(d1, weight_value), hn::LoadU(d1, value + i), kept)
-                         : kept;
+    const auto kept =
+        keeps_acc ? hn::Mul(hn::Set(d1, weight_acc), hn::LoadU(d1, acc + i)) : hn::Zero(d1);
+    const auto sum =
+        takes_value ? hn::MulAdd(hn::Set(d1, weight_value), hn::LoadU(d1, value + i), kept) : kept;
     hn::StoreU(sum, d1, acc + i);
   }
 }

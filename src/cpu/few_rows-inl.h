@@ -1,5 +1,5 @@
-// The few-row kernel: bound by memory, so cached values are decoded in registers and are the lanes of
-// both products.
+// The few-row kernel: bound by memory, so cached values are decoded in registers and are the lanes
+// of both products.
 //
 // Per absolute chunk of 8 keys: dot products of a few (row, key) pairs at once, softmax over the 8
 // positions, then output += p_k c_k with a piece of the output in registers; the second reading of
@@ -51,10 +51,11 @@ struct Unit {
 // How the values of a token part are read: unit u of the part that starts at `part`.
 struct Bf16Part {
   static constexpr bool kEvenOdd = true;
+  static constexpr int kUnitBytes = 2 * kUnit;
   static HWY_INLINE Unit load(const std::byte* part, std::int64_t u) {
     const Few d;
     const hn::RebindToUnsigned<Few> du32;
-    const auto pairs = load_bytes(du32, part + u * (2 * kUnit));
+    const auto pairs = load_bytes(du32, part + u * kUnitBytes);
     return {hn::BitCast(d, hn::ShiftLeft<16>(pairs)),
             hn::BitCast(d, hn::And(pairs, hn::Set(du32, 0xFFFF0000U)))};
   }
@@ -62,32 +63,36 @@ struct Bf16Part {
 
 struct F16Part {
   static constexpr bool kEvenOdd = false;
+  static constexpr int kUnitBytes = 2 * kUnit;
   static HWY_INLINE Unit load(const std::byte* part, std::int64_t u) {
     const Few d;
-    const std::byte* source = part + u * (2 * kUnit);
+    const std::byte* source = part + u * kUnitBytes;
     return {f16_vector(d, source), f16_vector(d, source + 2 * kFewLanes)};
   }
 };
 
 struct E4m3Part {
   static constexpr bool kEvenOdd = false;
+  static constexpr int kUnitBytes = kUnit;
   static HWY_INLINE Unit load(const std::byte* part, std::int64_t u) {
     const Few d;
     Unit unit;
-    e4m3_two_vectors(d, part + u * kUnit, hn::Set(d, kE4M3Factor), &unit.low, &unit.high);
+    e4m3_two_vectors(d, part + u * kUnitBytes, hn::Set(d, kE4M3Factor), &unit.low, &unit.high);
     return unit;
   }
 };
 
 struct DsMlaPart {  // latent part of fp8_ds_mla
   static constexpr bool kEvenOdd = false;
+  static constexpr int kUnitBytes = kUnit;
   static HWY_INLINE Unit load(const std::byte* part, std::int64_t u) {
     const Few d;
     float scale;
     const std::int64_t group = u * kUnit / fp8_ds_mla::kScaleGroup;
     std::memcpy(&scale, part + fp8_ds_mla::kScaleOffset + 4 * group, sizeof(scale));
     Unit unit;
-    e4m3_two_vectors(d, part + u * kUnit, hn::Set(d, scale * kE4M3Factor), &unit.low, &unit.high);
+    e4m3_two_vectors(d, part + u * kUnitBytes, hn::Set(d, scale * kE4M3Factor), &unit.low,
+                     &unit.high);
     return unit;
   }
 };
@@ -130,20 +135,27 @@ struct Products {
   FewVec high[kRows][kKeys];
 };
 
-/// Adds the products over one part of the tokens.
+/// Adds the products over one part of the tokens and prefetches the same part of the tokens ahead.
 template <class Part, int kRows, int kKeys>
 HWY_INLINE void add_products(const float* HWY_RESTRICT queries, std::int64_t query_stride,
-                             const std::byte* const* keys, std::int64_t offset,
-                             std::int64_t num_units, LinePrefetcher* prefetcher,
+                             const std::byte* const* keys, const std::byte* const* ahead,
+                             std::int64_t offset, std::int64_t num_units,
                              Products<kRows, kKeys>* sums) {
   const Few d;
+  constexpr std::int64_t kUnitsPerLine = std::max(1, 64 / Part::kUnitBytes);
   const std::byte* part[kKeys];
-  MLA_UNROLL for (int k = 0; k < kKeys; ++k) part[k] = keys[k] + offset;
-  constexpr std::int64_t kUnitsPerStep = 4 * kBlock / kUnit;
-  for (std::int64_t begin = 0; begin < num_units; begin += kUnitsPerStep) {
-    prefetcher->step();
-    const std::int64_t end = std::min(begin + kUnitsPerStep, num_units);
-    for (std::int64_t u = begin; u < end; ++u) {
+  const std::byte* ahead_part[kKeys];
+  MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+    part[k] = keys[k] + offset;
+    ahead_part[k] = ahead[k] + offset;
+  }
+  for (std::int64_t line = 0; line < num_units; line += kUnitsPerLine) {
+    // Into the L2: many L1 misses in flight would hold up the loads of this chunk.
+    MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+      __builtin_prefetch(ahead_part[k] + line * Part::kUnitBytes, 0, 2);
+    }
+    const std::int64_t end = std::min(line + kUnitsPerLine, num_units);
+    for (std::int64_t u = line; u < end; ++u) {
       const float* query = queries + u * kUnit;
       MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
         const Unit x = Part::load(part[k], u);
@@ -159,8 +171,8 @@ HWY_INLINE void add_products(const float* HWY_RESTRICT queries, std::int64_t que
 
 /// products[row * 8 + k] of kRows rows and the 8 keys of the list, kKeys at a time.
 template <class Format, int kRows, int kKeys>
-HWY_NOINLINE void chunk_products(const float* HWY_RESTRICT queries, const std::byte* const* keys,
-                                 std::int64_t rank, std::int64_t rope, LinePrefetcher* prefetcher,
+HWY_NOINLINE void chunk_products(const float* HWY_RESTRICT queries, const KeyTile& keys,
+                                 const KeyTile& ahead, std::int64_t rank, std::int64_t rope,
                                  float* HWY_RESTRICT products) {
   const Few d;
   for (int first = 0; first < kKeyChunk; first += kKeys) {
@@ -171,10 +183,11 @@ HWY_NOINLINE void chunk_products(const float* HWY_RESTRICT queries, const std::b
         sums.high[r][k] = hn::Zero(d);
       }
     }
-    add_products<typename Format::Latent>(queries, rank + rope, keys + first, 0, rank / kUnit,
-                                          prefetcher, &sums);
-    add_products<typename Format::Rope>(queries + rank, rank + rope, keys + first,
-                                        Format::rope_offset(rank), rope / kUnit, prefetcher, &sums);
+    add_products<typename Format::Latent>(queries, rank + rope, keys.address + first,
+                                          ahead.address + first, 0, rank / kUnit, &sums);
+    add_products<typename Format::Rope>(queries + rank, rank + rope, keys.address + first,
+                                        ahead.address + first, Format::rope_offset(rank),
+                                        rope / kUnit, &sums);
     MLA_UNROLL for (int r = 0; r < kRows; ++r) {
       MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
         const auto sum = hn::Add(sums.low[r][k], sums.high[r][k]);
@@ -184,8 +197,8 @@ HWY_NOINLINE void chunk_products(const float* HWY_RESTRICT queries, const std::b
   }
 }
 
-/// kUnits units of output of kRows rows: output = rescale * output + sum of weight * value over list
-/// indices [first, last).
+/// kUnits units of output of kRows rows: output = rescale * output + sum of weight * value over
+/// list indices [first, last).
 template <class Part, int kRows, int kUnits>
 HWY_INLINE void add_output(const std::byte* const* keys, std::int64_t unit,
                            const float* HWY_RESTRICT weights, int first, int last,
@@ -218,12 +231,10 @@ HWY_INLINE void add_output(const std::byte* const* keys, std::int64_t unit,
 
 template <class Part, int kRows, int kUnits>
 HWY_NOINLINE void chunk_output(const std::byte* const* keys, const float* weights, int first,
-                               int last, const float* rescale, std::int64_t rank,
-                               LinePrefetcher* prefetcher, float* output) {
+                               int last, const float* rescale, std::int64_t rank, float* output) {
   const std::int64_t num_units = rank / kUnit;
   std::int64_t u = 0;
   for (; u + kUnits <= num_units; u += kUnits) {
-    if (u % 4 == 0) prefetcher->step();
     add_output<Part, kRows, kUnits>(keys, u, weights, first, last, rescale, rank, output);
   }
   for (; u < num_units; ++u) {
@@ -283,14 +294,13 @@ HWY_NOINLINE void chunk_softmax(const CallView& call, const ScoreRule& rule, con
 /// One chunk for rows [first_row, first_row + kRows).
 template <class Format, int kRows>
 HWY_INLINE void rows_chunk(const CallView& call, const SplitJob& job, const ScoreRule& rule,
-                           const KeyTile& keys, int first_row, const FewRowsState& state,
-                           LinePrefetcher* prefetcher) {
+                           const KeyTile& keys, const KeyTile& ahead, int first_row,
+                           const FewRowsState& state) {
   using Latent = typename Format::Latent;
   const std::int64_t rank = call.kv_lora_rank;
   const std::int64_t rope = call.qk_rope_head_dim;
-  chunk_products<Format, kRows, 4 / kRows>(state.queries + first_row * (rank + rope), keys.address,
-                                           rank, rope, prefetcher,
-                                           state.weights + first_row * kKeyChunk);
+  chunk_products<Format, kRows, 4 / kRows>(state.queries + first_row * (rank + rope), keys, ahead,
+                                           rank, rope, state.weights + first_row * kKeyChunk);
   int first[kRows];
   int last[kRows];
   bool same = true;
@@ -307,13 +317,13 @@ HWY_INLINE void rows_chunk(const CallView& call, const SplitJob& job, const Scor
   if (same && first[0] < last[0]) {
     chunk_output<Latent, kRows, 4 / kRows>(keys.address, state.weights + first_row * kKeyChunk,
                                            first[0], last[0], state.rescale + first_row, rank,
-                                           prefetcher, state.output + first_row * rank);
+                                           state.output + first_row * rank);
   }
   for (int r = 0; r < kRows && !same; ++r) {  // each row passes over its own keys only
     const int row = first_row + r;
     if (first[r] >= last[r]) continue;
     chunk_output<Latent, 1, 4>(keys.address, state.weights + row * kKeyChunk, first[r], last[r],
-                               state.rescale + row, rank, prefetcher, state.output + row * rank);
+                               state.rescale + row, rank, state.output + row * rank);
   }
 }
 
@@ -323,8 +333,7 @@ HWY_INLINE void reorder_units(const float* HWY_RESTRICT from, std::int64_t count
                               float* HWY_RESTRICT to) {
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t in_unit = i % kUnit;
-    const std::int64_t moved =
-        kEvenOdd ? i - in_unit + in_unit / 2 + in_unit % 2 * kFewLanes : i;
+    const std::int64_t moved = kEvenOdd ? i - in_unit + in_unit / 2 + in_unit % 2 * kFewLanes : i;
     to[back ? i : moved] = from[back ? moved : i];
   }
 }
@@ -378,10 +387,6 @@ HWY_NOINLINE void run_few_rows_of(const CallView& call, const SplitJob& job, std
   FewRowsState state(call.kv_lora_rank, call.qk_rope_head_dim, &carver);
   start_rows<Format>(call, job, rule, &state);
   const int num_rows = static_cast<int>(job.num_rows);
-  // Steps per chunk: one per four blocks in either product of a single row; more rows step oftener.
-  const std::int64_t steps = ((call.kv_lora_rank + call.qk_rope_head_dim) * 2 + call.kv_lora_rank) /
-                             (4 * kBlock);
-  const std::int64_t row_bytes = token_bytes(call);
   KeyTile ring[kChunksAhead + 1];
   std::int64_t begin = job.key_begin / kKeyChunk * kKeyChunk;
   for (int c = 0; c < kChunksAhead; ++c) {
@@ -394,16 +399,17 @@ HWY_NOINLINE void run_few_rows_of(const CallView& call, const SplitJob& job, std
     if (keys.count == 0) continue;
     // Products are formed for 8 keys; those past the list repeat a listed key and are not used.
     std::fill(keys.address + keys.count, keys.address + kKeyChunk, keys.address[0]);
-    LinePrefetcher prefetcher(ahead, row_bytes, steps);
+    std::fill(ahead.address + ahead.count, ahead.address + kKeyChunk, keys.address[0]);
     for (int r = 0; r < num_rows;) {
+      const KeyTile& fetched = r == 0 ? ahead : keys;  // once is enough
       if (num_rows - r >= 4) {
-        rows_chunk<Format, 4>(call, job, rule, keys, r, state, &prefetcher);
+        rows_chunk<Format, 4>(call, job, rule, keys, fetched, r, state);
         r += 4;
       } else if (num_rows - r >= 2) {
-        rows_chunk<Format, 2>(call, job, rule, keys, r, state, &prefetcher);
+        rows_chunk<Format, 2>(call, job, rule, keys, fetched, r, state);
         r += 2;
       } else {
-        rows_chunk<Format, 1>(call, job, rule, keys, r, state, &prefetcher);
+        rows_chunk<Format, 1>(call, job, rule, keys, fetched, r, state);
         r += 1;
       }
     }
@@ -429,7 +435,7 @@ void run_few_rows(const CallView& call, const SplitJob& job, std::byte* scratch)
       return run_few_rows_of<FewFormat<E4m3Part, E4m3Part, KvFormat::kE4M3>>(call, job, scratch);
     case KvFormat::kFp8DsMla:
       return run_few_rows_of<FewFormat<DsMlaPart, Bf16Part, KvFormat::kFp8DsMla>>(call, job,
-                                                                                 scratch);
+                                                                                  scratch);
   }
 }
 

@@ -1,5 +1,5 @@
-// Plain bookkeeping of a split that every instruction set shares: which keys a tile holds, which rows
-// form a group, and the lines to prefetch.
+// Plain bookkeeping of a split that every instruction set shares: which keys a tile holds, which
+// rows form a group, and the lines to prefetch.
 //
 // Nothing here is hot, so the baseline code generation of the including file is good enough.
 #pragma once
@@ -15,8 +15,8 @@
 
 namespace mla::cpu {
 
-/// Keys of a lanes-kernel tile; also KernelTable::key_tile. A multiple of every strip height (6, 12)
-/// and of the few-row chunk.
+/// Keys of a lanes-kernel tile; also KernelTable::key_tile. A multiple of every strip height (6,
+/// 12) and of the few-row chunk.
 inline constexpr int kKeyTile = 48;
 
 /// Keys of a few-row chunk: its second reading must find it in the L1.
@@ -30,15 +30,16 @@ inline constexpr float kLog2E = 1.44269504088896340736F;
 
 /// The keys of an absolute interval that exist and lie in the job's range, in ascending order.
 struct KeyTile {
-  std::int64_t begin = 0;               ///< absolute key of the interval's start
-  int count = 0;                        ///< listed keys
-  const std::byte* address[kKeyTile];   ///< [count]
-  std::int8_t offset[kKeyTile];         ///< [count] key - begin
-  std::int8_t rank[kKeyTile + 1];       ///< listed keys with offset below the index
+  std::int64_t begin = 0;              ///< absolute key of the interval's start
+  int width = 0;                       ///< keys of the interval
+  int count = 0;                       ///< listed keys
+  const std::byte* address[kKeyTile];  ///< [count]
+  std::int8_t offset[kKeyTile];        ///< [count] key - begin
+  std::int8_t rank[kKeyTile + 1];      ///< [width + 1] listed keys with offset below the index
 
   /// List index of the first listed key that is not below absolute key `key`.
   int index_of(std::int64_t key) const noexcept {
-    return rank[std::clamp<std::int64_t>(key - begin, 0, kKeyTile)];
+    return rank[std::clamp<std::int64_t>(key - begin, 0, width)];
   }
 };
 
@@ -49,11 +50,15 @@ inline void collect_keys(const CallView& call, const SplitJob& job, std::int64_t
   const std::int64_t first = std::max(begin, job.key_begin);
   const std::int64_t last = std::min(begin + width, job.key_end);
   tile->begin = begin;
+  tile->width = width;
   tile->count = 0;
-  std::fill(tile->rank, tile->rank + kKeyTile + 1, std::int8_t{0});
-  if (first >= last) return;
+  if (first >= last) {
+    std::fill(tile->rank, tile->rank + width + 1, std::int8_t{0});
+    return;
+  }
   const int num_keys = static_cast<int>(last - first);
   const int first_offset = static_cast<int>(first - begin);
+  std::fill(tile->rank, tile->rank + first_offset, std::int8_t{0});
   const std::byte* resolved[kKeyTile];
   resolve_keys(call, job.request, first, num_keys, resolved);
   int count = 0;
@@ -64,7 +69,7 @@ inline void collect_keys(const CallView& call, const SplitJob& job, std::int64_t
     tile->offset[count] = static_cast<std::int8_t>(first_offset + k);
     ++count;
   }
-  std::fill(tile->rank + first_offset + num_keys, tile->rank + kKeyTile + 1,
+  std::fill(tile->rank + first_offset + num_keys, tile->rank + width + 1,
             static_cast<std::int8_t>(count));
   tile->count = count;
 }
@@ -81,11 +86,11 @@ inline std::int64_t token_bytes(const CallView& call) noexcept {
   return 0;
 }
 
-/// How a raw product q.k becomes a score in base-2 units. All multiplications that can be folded into
-/// the packed queries are.
+/// How a raw product q.k becomes a score in base-2 units. All multiplications that can be folded
+/// into the packed queries are.
 struct ScoreRule {
-  float q_factor = 1.0F;   ///< folded into the packed queries
-  float cap_log2 = 0.0F;   ///< 0: no cap; else score = cap_log2 * tanh(product)
+  float q_factor = 1.0F;  ///< folded into the packed queries
+  float cap_log2 = 0.0F;  ///< 0: no cap; else score = cap_log2 * tanh(product)
   bool uses_alibi = false;
 
   explicit ScoreRule(const CallView& call) noexcept : uses_alibi(call.uses_alibi_slopes) {
@@ -109,9 +114,9 @@ inline float natural_lse(float max_log2, float sum) noexcept {
 /// Rows that share vectors in the lanes kernel. Rows without keys are lanes whose content nobody
 /// reads, like the padding lanes; they do not count in the ranges.
 struct RowGroup {
-  int first = 0;       ///< row of the job, and lane of the padded arrays
-  int count = 0;       ///< rows; the other lanes are padding
-  int width = 0;       ///< lanes
+  int first = 0;                              ///< row of the job, and lane of the padded arrays
+  int count = 0;                              ///< rows; the other lanes are padding
+  int width = 0;                              ///< lanes
   std::int64_t begin_min = 0, begin_max = 0;  ///< of key_begin over the rows that see a key
   std::int64_t end_min = 0, end_max = 0;      ///< begin_min >= end_max: no row sees any
 };
@@ -160,16 +165,20 @@ inline int make_groups(const SplitJob& job, const GroupWidths& widths, RowGroup*
 class LinePrefetcher {
  public:
   LinePrefetcher() noexcept = default;
+  /// `num_steps`: how many steps will be taken, about.
   LinePrefetcher(const KeyTile& tile, std::int64_t row_bytes, std::int64_t num_steps) noexcept
       : tile_(&tile), row_bytes_(row_bytes) {
-    const std::int64_t lines = tile.count * (row_bytes / kLine + 1);
-    lines_per_step_ = lines / std::max<std::int64_t>(num_steps, 1) + 1;
+    const std::int64_t bytes = tile.count * (row_bytes + kLine);
+    bytes_per_step_ = (bytes / std::max<std::int64_t>(num_steps, 1) / kLine + 1) * kLine;
   }
   void step() noexcept {
-    for (std::int64_t n = 0; n < lines_per_step_; ++n) {
-      if (tile_ == nullptr || row_ >= tile_->count) return;
-      __builtin_prefetch(tile_->address[row_] + at_, 0, 2);
-      at_ += kLine;
+    if (tile_ == nullptr) return;
+    std::int64_t budget = bytes_per_step_;
+    while (budget > 0 && row_ < tile_->count) {
+      const std::byte* row = tile_->address[row_];
+      const std::int64_t end = std::min(at_ + budget, row_bytes_);
+      budget -= end - at_;
+      for (; at_ < end; at_ += kLine) __builtin_prefetch(row + at_, 0, 2);
       if (at_ >= row_bytes_) {
         at_ = 0;
         ++row_;
@@ -181,7 +190,7 @@ class LinePrefetcher {
   static constexpr std::int64_t kLine = 64;
   const KeyTile* tile_ = nullptr;
   std::int64_t row_bytes_ = 0;
-  std::int64_t lines_per_step_ = 0;
+  std::int64_t bytes_per_step_ = 0;
   std::int64_t at_ = 0;
   int row_ = 0;
 };

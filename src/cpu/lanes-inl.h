@@ -49,8 +49,8 @@ inline constexpr int kVectorRegisters = 32;
 inline constexpr int kVectorRegisters = 16;
 #endif
 
-/// Width of a group as kVectors vectors of tag D, with its register tiles: keys of a score strip and
-/// dims of an output strip. Two-vector tiles halve the broadcasts per multiply-add.
+/// Width of a group as kVectors vectors of tag D, with its register tiles: keys of a score strip
+/// and dims of an output strip. Two-vector tiles halve the broadcasts per multiply-add.
 template <class D, int kVectors>
 struct Panel {
   using Tag = D;
@@ -179,9 +179,9 @@ HWY_INLINE void output_strip(const float* HWY_RESTRICT values, const float* HWY_
 template <class P, bool kMixed, int kDims, std::size_t... kStrip, class... Args>
 HWY_INLINE void output_strips(std::index_sequence<kStrip...>, Args... args) {
   constexpr int kNum = static_cast<int>(sizeof...(kStrip));
-  (output_strip<P, kDims * static_cast<int>(kStrip) / kNum,
-                kDims * (static_cast<int>(kStrip) + 1) / kNum -
-                    kDims * static_cast<int>(kStrip) / kNum,
+  (output_strip<P, kDims* static_cast<int>(kStrip) / kNum,
+                kDims*(static_cast<int>(kStrip) + 1) / kNum -
+                    kDims* static_cast<int>(kStrip) / kNum,
                 kMixed>(args...),
    ...);
 }
@@ -199,15 +199,13 @@ inline constexpr int kSuperBlocks = 3;
 template <class P, bool kMixed>
 HWY_NOINLINE void output_tile(const float* tile, const float* weights, int first, int last,
                               const LaneRanges* ranges, const float* rescale,
-                              std::int64_t num_blocks, LinePrefetcher* prefetcher,
-                              float* output) {
+                              std::int64_t num_blocks, LinePrefetcher* prefetcher, float* output) {
   std::int64_t b = 0;
   if constexpr (!kMixed && kBlock % P::kStripDims != 0) {
     for (; b + kSuperBlocks <= num_blocks; b += kSuperBlocks) {
       prefetcher->step();
       output_superblock<P, kMixed, kSuperBlocks>(tile + b * kBlockStride, weights, first, last,
-                                                 ranges, rescale,
-                                                 output + b * kBlock * P::kWidth);
+                                                 ranges, rescale, output + b * kBlock * P::kWidth);
     }
     if (num_blocks - b == 2) {
       output_superblock<P, kMixed, 2>(tile + b * kBlockStride, weights, first, last, ranges,
@@ -344,8 +342,7 @@ HWY_NOINLINE void finish_group(const CallView& call, const SplitJob& job, const 
   float factor[kMaxRows];
   for (int r = 0; r < group.count; ++r) {
     const int row = group.first + r;
-    const bool empty =
-        job.rows[row].key_begin >= job.rows[row].key_end || state.sum[row] == 0.0F;
+    const bool empty = job.rows[row].key_begin >= job.rows[row].key_end || state.sum[row] == 0.0F;
     factor[r] = empty ? 0.0F : 1.0F / state.sum[row];
     job.lse[row] = empty ? kMinusInf : natural_lse(state.maximum[row], state.sum[row]);
   }

@@ -42,8 +42,7 @@ HWY_INLINE hn::Vec<D> exp2_nonpositive(D d, hn::Vec<D> x) {
   p = hn::MulAdd(p, fraction, hn::Set(d, 0.6931471880262288F));
   p = hn::MulAdd(p, fraction, hn::Set(d, 1.0F));
   // n + 127 in the exponent field; n = -127 gives the factor 0. A product keeps NaN as NaN.
-  const auto exponent =
-      hn::ShiftLeft<23>(hn::Add(hn::BitCast(du32, shifted), hn::Set(du32, 127U)));
+  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::BitCast(du32, shifted), hn::Set(du32, 127U)));
   return hn::Mul(p, hn::BitCast(d, exponent));
 }
 
@@ -62,8 +61,7 @@ HWY_NOINLINE void modify_scores(D d, const ScoreRule& rule, int first, int last,
       auto s = hn::Load(d, cell);
       if (rule.cap_log2 != 0.0F) s = hn::Mul(cap, hn::Tanh(d, s));
       if (rule.uses_alibi) {
-        const auto distance =
-            hn::Sub(hn::Set(d, key_position[k]), hn::Load(d, row_position + r));
+        const auto distance = hn::Sub(hn::Set(d, key_position[k]), hn::Load(d, row_position + r));
         s = hn::MulAdd(hn::Load(d, slope_log2 + r), distance, s);
       }
       hn::Store(s, d, cell);
@@ -81,8 +79,8 @@ HWY_NOINLINE void mask_scores(D d, int first, int last, int width, const float* 
     const auto key = hn::Set(d, static_cast<float>(k));
     for (int r = 0; r < width; r += lanes) {
       float* cell = scores + k * width + r;
-      const auto sees = hn::And(hn::Ge(key, hn::Load(d, row_first + r)),
-                                hn::Lt(key, hn::Load(d, row_last + r)));
+      const auto sees =
+          hn::And(hn::Ge(key, hn::Load(d, row_first + r)), hn::Lt(key, hn::Load(d, row_last + r)));
       hn::Store(hn::IfThenElse(sees, hn::Load(d, cell), minus_inf), d, cell);
     }
   }
