@@ -1,6 +1,6 @@
 # Two commands on a fresh Debian 12 machine: `make run` and `make test`.
 # The real build is CMake with presets (CMakePresets.json); this file only strings its steps together.
-PRESET ?= cpu
+PRESET ?= $(shell command -v nvcc >/dev/null 2>&1 && echo cuda || echo cpu)
 JOBS ?= $(shell nproc)
 BUILD := build/$(PRESET)
 

@@ -3,7 +3,7 @@
 # else prints the line to type.
 set -eu
 
-packages="g++ cmake ninja-build git libhwy-dev libopenblas-dev libcli11-dev nlohmann-json3-dev
+packages="g++ cmake ninja-build git pkg-config libhwy-dev libopenblas-dev libcli11-dev nlohmann-json3-dev
 libgtest-dev clang libclang-rt-14-dev"
 
 missing=""

@@ -93,8 +93,8 @@ TEST(Registry, AnUnknownNameListsTheRows) {
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.status().code(), StatusCode::kInvalidArgument);
   const std::string& message = made.status().message();
-  EXPECT_EQ(message.rfind("plan: backend: found cpu_avx3, needed one of cpu_amx, cpu_avx512bf16, ", 0), 0U)
-      << message;
+  EXPECT_EQ(message.rfind("plan: backend: found cpu_avx3, needed one of ", 0), 0U) << message;
+  EXPECT_NE(message.find("cpu_amx, cpu_avx512bf16, "), std::string::npos) << message;
   for (const BackendInfo& row : backends()) EXPECT_NE(message.find(row.name), std::string::npos);
 }
 

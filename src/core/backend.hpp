@@ -43,5 +43,8 @@ Result<const KernelEntry*> select_backend(const DecodeProblem& problem, const Pl
 namespace cpu {
 std::vector<const KernelEntry*> backend_rows();  // src/cpu/backend.cpp
 }  // namespace cpu
+namespace sm90 {
+std::vector<const KernelEntry*> backend_rows();  // src/cuda/sm90/backend.cpp, in builds with CUDA
+}  // namespace sm90
 
 }  // namespace mla

@@ -19,7 +19,14 @@ const char* device_name(DeviceKind device) { return device == DeviceKind::kCpu ?
 
 const std::vector<const KernelEntry*>& backend_table() {
   // Fastest first; the last row of a device serves everything.
-  static const std::vector<const KernelEntry*> table = cpu::backend_rows();
+  static const std::vector<const KernelEntry*> table = [] {
+    std::vector<const KernelEntry*> rows;
+#if MLA_HAS_CUDA
+    for (const KernelEntry* entry : sm90::backend_rows()) rows.push_back(entry);
+#endif
+    for (const KernelEntry* entry : cpu::backend_rows()) rows.push_back(entry);
+    return rows;
+  }();
   return table;
 }
 

@@ -23,6 +23,7 @@ MLA_HOST_DEVICE inline std::int64_t global_position(const CpLayout& cp, std::int
 /// How many local keys have a global position below x; 0 for x <= 0.
 MLA_HOST_DEVICE inline std::int64_t local_keys_below(const CpLayout& cp, std::int64_t x) noexcept {
   if (x <= 0) return 0;
+  if (cp.world == 1) return x;
   // Whole rounds of the deal are counted without forming world * interleave * rounds.
   const std::int64_t chunk = x / cp.interleave;  // whole chunks of I tokens below x
   const std::int64_t round = chunk / cp.world;

@@ -1,0 +1,8 @@
+// sm90 kernels: bf16, latent 256, rope 64.
+#include "cuda/sm90/instantiate.cuh"
+
+namespace mla::sm90 {
+
+LaunchKernel kernel_bf16_256_64(int rows) { return kernel_of_rows<__nv_bfloat16, 4, 1>(rows); }
+
+}  // namespace mla::sm90

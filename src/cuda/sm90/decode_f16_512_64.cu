@@ -1,0 +1,8 @@
+// sm90 kernels: f16, latent 512, rope 64.
+#include "cuda/sm90/instantiate.cuh"
+
+namespace mla::sm90 {
+
+LaunchKernel kernel_f16_512_64(int rows) { return kernel_of_rows<__half, 8, 1>(rows); }
+
+}  // namespace mla::sm90

@@ -1,0 +1,39 @@
+// Launch and lookup of the instantiations of one element type.
+#pragma once
+
+#include "cuda/sm90/kernel.cuh"
+#include "cuda/sm90/launch.hpp"
+
+namespace mla::sm90 {
+
+template <class T>
+cudaError_t launch_kernel(const CUtensorMap& kv_map, const KernelParams& params, int num_ctas,
+                          cudaStream_t stream) {
+  // The limit belongs to the function on the current device; setting it again is cheap and harmless.
+  const cudaError_t limit = cudaFuncSetAttribute(
+      decode_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
+  if (limit != cudaSuccess) return limit;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(num_ctas));
+  config.blockDim = dim3(T::kThreads);
+  config.dynamicSmemBytes = T::kSharedBytes;
+  config.stream = stream;
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, decode_kernel<T>, kv_map, params);
+}
+
+/// The three row-block sizes of one width.
+template <class Element, int kLatentChunks, int kRopeChunks>
+LaunchKernel kernel_of_rows(int rows) {
+  switch (rows) {
+    case 16: return launch_kernel<Traits<Element, 16, kLatentChunks, kRopeChunks>>;
+    case 32: return launch_kernel<Traits<Element, 32, kLatentChunks, kRopeChunks>>;
+    default: return launch_kernel<Traits<Element, 64, kLatentChunks, kRopeChunks>>;
+  }
+}
+
+}  // namespace mla::sm90

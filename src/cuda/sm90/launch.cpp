@@ -1,0 +1,232 @@
+// Geometry, parameters and tensor map of a call, and its launch.
+#include "cuda/sm90/launch.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <numeric>
+
+#include "core/diagnostics.hpp"
+#include "cuda/cuda.hpp"
+
+namespace mla::sm90 {
+namespace {
+
+constexpr int kMaxGroup = 8;              // CTAs that may share a worker's keys
+constexpr std::size_t kAlignment = 256;
+constexpr std::int64_t kTmaAlignment = 16;
+constexpr int kPieceOverhead = 1;         // tiles; docs/kernel-sm90.md
+constexpr int kMinShare = 2;
+constexpr int kMinPiece = 1;
+constexpr int kBoxesInFlight = 12;
+
+std::size_t round_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+std::int32_t clamp_to_int32(std::int64_t value) {
+  return static_cast<std::int32_t>(
+      std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max()));
+}
+
+const std::int32_t* int32_pointer(const TensorView& view) {
+  return view.given() ? static_cast<const std::int32_t*>(view.data) : nullptr;
+}
+
+RowStrides strides(const TensorView& view) { return {view.stride[0], view.stride[1]}; }
+
+bool rows_aligned(const TensorView& view) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(view.dtype));
+  return reinterpret_cast<std::uintptr_t>(view.data) % kTmaAlignment == 0 &&
+         view.stride[0] * bytes % kTmaAlignment == 0 && view.stride[1] * bytes % kTmaAlignment == 0;
+}
+
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
+                                 const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                                 const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+/// The driver's encoder, found once; the library does not link the driver.
+EncodeTiled encode_tiled() {
+  static const EncodeTiled function = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    constexpr unsigned kVersion = 12000;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                                               kVersion, cudaEnableDefault, &result);
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess
+               ? reinterpret_cast<EncodeTiled>(entry)
+               : nullptr;
+  }();
+  return function;
+}
+
+/// The cache as [pages][page_size][D], copied in boxes of box_keys x 64 values.
+Status make_kv_map(const PlanState& state, const DecodeTensors& tensors, int box_keys, void* fallback,
+                   CUtensorMap& map) {
+  const EncodeTiled encode = encode_tiled();
+  if (encode == nullptr) {
+    return {StatusCode::kDevice, "run: cuTensorMapEncodeTiled: found none, needed a CUDA 12 driver"};
+  }
+  const TensorView& cache = tensors.kv_cache;
+  constexpr std::int64_t kBytes = 2;
+  const bool empty = cache.shape[0] == 0;
+  const auto width = static_cast<cuuint64_t>(cache.shape[2]);
+  const cuuint64_t extent[3] = {width, static_cast<cuuint64_t>(cache.shape[1]),
+                                static_cast<cuuint64_t>(empty ? 1 : cache.shape[0])};
+  // A stride along an axis of extent 1 means nothing, but the encoder looks at it.
+  const std::int64_t token_stride = cache.shape[1] > 1 ? cache.stride[1] * kBytes : cache.shape[2] * kBytes;
+  const std::int64_t page_stride =
+      cache.shape[0] > 1 ? cache.stride[0] * kBytes : token_stride * cache.shape[1];
+  const auto misaligned = [](std::int64_t bytes) { return bytes <= 0 || bytes % kTmaAlignment != 0; };
+  if (misaligned(token_stride) || misaligned(page_stride) ||
+      reinterpret_cast<std::uintptr_t>(cache.data) % kTmaAlignment != 0) {
+    return bad_argument("run", "kv_cache layout",
+                        text("strides of ", token_stride, " and ", page_stride, " bytes at ", cache.data),
+                        text("positive multiples of ", kTmaAlignment, " bytes for backend ",
+                             "sm90, or another backend"));
+  }
+  const cuuint64_t stride[2] = {static_cast<cuuint64_t>(token_stride),
+                                static_cast<cuuint64_t>(page_stride)};
+  const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(box_keys), 1};
+  const cuuint32_t step[3] = {1, 1, 1};
+  const CUresult result = encode(
+      &map,
+      state.problem.kv_format == KvFormat::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+      3, empty ? fallback : cache.data, extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return {};
+  return {StatusCode::kDevice,
+          text("run: cuTensorMapEncodeTiled: found error ", static_cast<int>(result), ", needed success")};
+}
+
+KernelParams make_params(const PlanState& state, const DecodeTensors& tensors, const Geometry& geometry,
+                         std::byte* workspace) {
+  const DecodeProblem& problem = state.problem;
+  KernelParams p{};
+  p.seq_lens = int32_pointer(tensors.seq_lens);
+  p.query_start_loc = int32_pointer(tensors.query_start_loc);
+  p.global_lens = problem.cp_world > 1 ? int32_pointer(tensors.causal_seqlens_kv_global) : nullptr;
+  p.block_table = int32_pointer(tensors.block_table);
+  p.block_table_stride = tensors.block_table.stride[0];
+  p.num_requests = static_cast<std::int32_t>(problem.num_requests);
+  p.num_tokens = static_cast<std::int32_t>(problem.num_tokens);
+  p.num_heads = static_cast<std::int32_t>(problem.num_heads);
+  p.page_size = static_cast<std::int32_t>(problem.page_size);
+  p.heads_divisor = FastDivisor(static_cast<std::uint32_t>(p.num_heads));
+  p.page_divisor = FastDivisor(static_cast<std::uint32_t>(p.page_size));
+  p.group_divisor = FastDivisor(static_cast<std::uint32_t>(geometry.group));
+  p.uniform_query_len = p.num_requests > 0 ? p.num_tokens / p.num_requests : 0;
+  p.box_keys = static_cast<std::int32_t>(std::gcd<std::int64_t>(problem.page_size, kTileKeys));
+  p.max_seq_len = clamp_to_int32(problem.max_seq_len);
+
+  const std::int64_t latent = problem.kv_lora_rank;
+  if (tensors.q.given()) {
+    p.q_nope = tensors.q.data;
+    p.q_pe = static_cast<const std::byte*>(tensors.q.data) + latent * 2;
+    p.q_nope_stride = p.q_pe_stride = strides(tensors.q);
+    p.q_vector_loads = rows_aligned(tensors.q);
+  } else {
+    p.q_nope = tensors.q_nope.data;
+    p.q_pe = tensors.q_pe.data;
+    p.q_nope_stride = strides(tensors.q_nope);
+    p.q_pe_stride = strides(tensors.q_pe);
+    p.q_vector_loads =
+        rows_aligned(tensors.q_nope) && (!tensors.q_pe.given() || rows_aligned(tensors.q_pe));
+  }
+
+  p.causal = problem.causal;
+  p.sliding_window = clamp_to_int32(problem.sliding_window);
+  p.logits_soft_cap = problem.logits_soft_cap;
+  p.sinks = tensors.sinks.given() ? static_cast<const float*>(tensors.sinks.data) : nullptr;
+  p.alibi_slopes = tensors.alibi_slopes.given() ? static_cast<const float*>(tensors.alibi_slopes.data) : nullptr;
+  p.cp = cp_layout(problem);
+  p.bmm1_scale = tensors.bmm1_scale.value;
+  p.bmm2_scale = tensors.bmm2_scale.value;
+  p.bmm1_scale_pointer = tensors.bmm1_scale.pointer;
+  p.bmm2_scale_pointer = tensors.bmm2_scale.pointer;
+
+  p.out = tensors.out.data;
+  p.out_stride = strides(tensors.out);
+  p.out_dtype = static_cast<std::int32_t>(problem.resolved_out_dtype());
+  p.out_vector_stores = problem.resolved_out_dtype() != DType::kF32 && rows_aligned(tensors.out);
+  if (tensors.lse.given()) {
+    p.lse = static_cast<float*>(tensors.lse.data);
+    p.lse_stride = strides(tensors.lse);
+  }
+  constexpr float kLog2E = 1.44269504088896340736F;
+  p.lse_factor = problem.lse_base == LseBase::kTwo ? kLog2E : 1.0F;
+
+  p.num_workers = geometry.num_workers;
+  p.group = geometry.group;
+  p.piece_overhead = kPieceOverhead;
+  p.min_share = kMinShare;
+  // In fixed_split mode no result is cut: a row's bits then depend on that row alone.
+  p.min_piece = state.options.fixed_split > 0 ? std::numeric_limits<std::int32_t>::max() / 2 : kMinPiece;
+  p.max_boxes_in_flight = kBoxesInFlight;
+  p.arrived = reinterpret_cast<std::uint32_t*>(workspace + geometry.arrived);
+  p.finished = reinterpret_cast<std::uint32_t*>(workspace + geometry.finished);
+  p.partial_lse = reinterpret_cast<float*>(workspace + geometry.partial_lse);
+  p.partial_out = reinterpret_cast<float*>(workspace + geometry.partial_out);
+  return p;
+}
+
+LaunchKernel find_kernel(const DecodeProblem& problem, int rows) {
+  const bool bf16 = problem.kv_format == KvFormat::kBF16;
+  if (problem.kv_lora_rank == 256) return bf16 ? kernel_bf16_256_64(rows) : kernel_f16_256_64(rows);
+  if (problem.qk_rope_head_dim == 0) return bf16 ? kernel_bf16_512_0(rows) : kernel_f16_512_0(rows);
+  return bf16 ? kernel_bf16_512_64(rows) : kernel_f16_512_64(rows);
+}
+
+}  // namespace
+
+Geometry make_geometry(const DecodeProblem& problem, int num_multiprocessors) noexcept {
+  const std::int64_t tokens = std::clamp<std::int64_t>(problem.max_query_len, 1,
+                                                       std::max<std::int64_t>(problem.num_tokens, 1));
+  const std::int64_t rows = tokens * problem.num_heads;
+  Geometry g;
+  g.block_rows = rows <= 16 ? 16 : (rows <= 32 ? 32 : 64);
+  const std::int64_t blocks = (rows + g.block_rows - 1) / g.block_rows;
+  g.group = static_cast<int>(std::min<std::int64_t>({blocks, kMaxGroup, num_multiprocessors}));
+  g.num_workers = num_multiprocessors / g.group;
+  g.num_ctas = g.num_workers * g.group;
+
+  const auto ctas = static_cast<std::size_t>(g.num_ctas);
+  // Two slots a CTA for pieces of cut results, and one for output that cannot leave as vectors.
+  const std::size_t partials = 3 * ctas * static_cast<std::size_t>(g.block_rows);
+  g.finished = round_up(ctas * sizeof(std::uint32_t));
+  g.partial_lse = g.finished + round_up(ctas * sizeof(std::uint32_t));
+  g.partial_out = g.partial_lse + round_up(partials * sizeof(float));
+  g.total = g.partial_out +
+            round_up(partials * static_cast<std::size_t>(problem.kv_lora_rank) * sizeof(float));
+  return g;
+}
+
+Status configure(PlanState& state) {
+  const Result<cuda::DeviceProperties> device = cuda::device_properties(state.options.device_index);
+  if (!device.ok()) return device.status();
+  const Geometry geometry = make_geometry(state.problem, device->num_multiprocessors);
+  state.num_workers = geometry.num_ctas;
+  state.max_rows = geometry.block_rows;
+  state.key_tile = kTileKeys;
+  state.workspace_bytes = geometry.total;
+  return {};
+}
+
+Status launch(const PlanState& state, const DecodeTensors& tensors, std::byte* workspace, void* stream) {
+  if (state.problem.num_tokens == 0) return {};
+  if (reinterpret_cast<std::uintptr_t>(workspace) % kAlignment != 0) {
+    return bad_argument("run", "workspace", static_cast<void*>(workspace),
+                        text("device memory aligned to ", kAlignment));
+  }
+  const Result<cuda::DeviceProperties> device = cuda::device_properties(state.options.device_index);
+  if (!device.ok()) return device.status();
+  const Geometry geometry = make_geometry(state.problem, device->num_multiprocessors);
+  const KernelParams params = make_params(state, tensors, geometry, workspace);
+  CUtensorMap kv_map;
+  MLA_RETURN_IF_ERROR(make_kv_map(state, tensors, params.box_keys, workspace, kv_map));
+  const LaunchKernel kernel = find_kernel(state.problem, geometry.block_rows);
+  const cudaError_t error = kernel(kv_map, params, geometry.num_ctas, static_cast<cudaStream_t>(stream));
+  return cuda::to_status("run", "kernel launch", error);
+}
+
+}  // namespace mla::sm90

@@ -1,0 +1,48 @@
+// The host side of the sm90 kernels: which instantiation, how large a grid, how much workspace.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/split.hpp"
+#include "cuda/sm90/params.hpp"
+#include "mla/decode.hpp"
+
+namespace mla::sm90 {
+
+/// Launches one instantiation on a stream; a cooperative launch of `num_ctas`.
+using LaunchKernel = cudaError_t (*)(const CUtensorMap& kv_map, const KernelParams& params, int num_ctas,
+                                     cudaStream_t stream);
+
+/// The instantiations of one element type and width, by row-block size (16, 32 or 64).
+LaunchKernel kernel_bf16_512_64(int rows);  // decode_bf16_512_64.cu, and so on
+LaunchKernel kernel_bf16_512_0(int rows);
+LaunchKernel kernel_bf16_256_64(int rows);
+LaunchKernel kernel_f16_512_64(int rows);
+LaunchKernel kernel_f16_512_0(int rows);
+LaunchKernel kernel_f16_256_64(int rows);
+
+/// What a plan fixes: row-block size, CTAs of a worker, grid.
+struct Geometry {
+  int block_rows = 0;
+  int group = 1;
+  int num_workers = 1;
+  int num_ctas = 1;
+
+  // Workspace, byte offsets.
+  std::size_t arrived = 0;
+  std::size_t finished = 0;
+  std::size_t partial_lse = 0;
+  std::size_t partial_out = 0;
+  std::size_t total = 0;
+};
+
+Geometry make_geometry(const DecodeProblem& problem, int num_multiprocessors) noexcept;
+
+Status configure(PlanState& state);
+Status launch(const PlanState& state, const DecodeTensors& tensors, std::byte* workspace, void* stream);
+
+}  // namespace mla::sm90
