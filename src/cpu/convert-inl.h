@@ -83,18 +83,6 @@ HWY_INLINE hn::Vec<BlockU16> e4m3_as_f16(const std::byte* source) {
   return hn::IfThenElse(is_nan, hn::Or(half, hn::Set(du16, std::uint16_t{0x7E00})), half);
 }
 
-/// 16 codes times `factor` / kE4M3Factor as two vectors of 8.
-template <class D>
-HWY_INLINE void e4m3_two_vectors(D d, const std::byte* source, hn::Vec<D> factor, hn::Vec<D>* low,
-                                 hn::Vec<D>* high) {
-  static_assert(hn::MaxLanes(D()) == kBlock / 2);
-  const hn::Rebind<hwy::float16_t, D> df16;
-  const hn::Rebind<std::uint16_t, D> du16;
-  const auto half = e4m3_as_f16(source);
-  *low = hn::Mul(hn::PromoteTo(d, hn::BitCast(df16, hn::LowerHalf(du16, half))), factor);
-  *high = hn::Mul(hn::PromoteTo(d, hn::BitCast(df16, hn::UpperHalf(du16, half))), factor);
-}
-
 HWY_INLINE void e4m3_block(const std::byte* source, float scale, float* HWY_RESTRICT out) {
   const Wide d;
   const auto factor = hn::Set(d, scale * kE4M3Factor);
@@ -103,17 +91,17 @@ HWY_INLINE void e4m3_block(const std::byte* source, float scale, float* HWY_REST
   const auto value = hn::PromoteTo(d, hn::BitCast(df16, e4m3_as_f16(source)));
   hn::Store(hn::Mul(value, factor), d, out);
 #else
-  WideVec low;
-  WideVec high;
-  e4m3_two_vectors(d, source, factor, &low, &high);
-  hn::Store(low, d, out);
-  hn::Store(high, d, out + kLanes);
+  const hn::Rebind<hwy::float16_t, Wide> df16;
+  const hn::Rebind<std::uint16_t, Wide> du16;
+  const auto half = e4m3_as_f16(source);
+  const auto low = hn::PromoteTo(d, hn::BitCast(df16, hn::LowerHalf(du16, half)));
+  const auto high = hn::PromoteTo(d, hn::BitCast(df16, hn::UpperHalf(du16, half)));
+  hn::Store(hn::Mul(low, factor), d, out);
+  hn::Store(hn::Mul(high, factor), d, out + kLanes);
 #endif
 }
 
 #else  // !MLA_HAS_F16C
-
-inline constexpr float kE4M3Factor = 1.0F;
 
 // A small float with kMantissa fraction bits in the low bits of `code`, widened by integers: the
 // exponent is rebased by an addition, subnormals are integers times a power of two. No f32
@@ -168,14 +156,6 @@ HWY_INLINE void e4m3_block(const std::byte* source, float scale, float* HWY_REST
   for (int i = 0; i < kBlock; i += kLanes) {
     hn::Store(hn::Mul(e4m3_vector(d, source + i), hn::Set(d, scale)), d, out + i);
   }
-}
-
-/// 2N codes times `factor` as two vectors.
-template <class D>
-HWY_INLINE void e4m3_two_vectors(D d, const std::byte* source, hn::Vec<D> factor, hn::Vec<D>* low,
-                                 hn::Vec<D>* high) {
-  *low = hn::Mul(e4m3_vector(d, source), factor);
-  *high = hn::Mul(e4m3_vector(d, source + hn::MaxLanes(d)), factor);
 }
 
 #endif  // MLA_HAS_F16C

@@ -6,6 +6,8 @@
 // the chunk hits the L1. Lines of later chunks are prefetched a few at a time all along. A key's
 // position in its chunk fixes the order of every sum, so a row's bits depend on its own keys alone.
 //
+// The 8-bit formats cost more to decode than to read: their chunks are decoded to f32 once instead.
+//
 // Values travel in units of two vectors. A unit of bf16 is split into its even and odd elements,
 // which costs two operations; queries follow that order, and output is put right at the end.
 //
@@ -21,7 +23,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <cstring>
+#include <type_traits>
 
 #include "cpu/convert-inl.h"
 #include "cpu/key_tile.hpp"
@@ -48,71 +50,49 @@ struct Unit {
   FewVec high;
 };
 
-// How the values of a token part are read: unit u of the part that starts at `part`.
-struct Bf16Part {
+// How unit u of a token's values is read.
+struct Bf16Coding {
   static constexpr bool kEvenOdd = true;
   static constexpr int kUnitBytes = 2 * kUnit;
-  static HWY_INLINE Unit load(const std::byte* part, std::int64_t u) {
+  static HWY_INLINE Unit load(const std::byte* token, std::int64_t u) {
     const Few d;
     const hn::RebindToUnsigned<Few> du32;
-    const auto pairs = load_bytes(du32, part + u * kUnitBytes);
+    const auto pairs = load_bytes(du32, token + u * kUnitBytes);
     return {hn::BitCast(d, hn::ShiftLeft<16>(pairs)),
             hn::BitCast(d, hn::And(pairs, hn::Set(du32, 0xFFFF0000U)))};
   }
 };
 
-struct F16Part {
+struct F16Coding {
   static constexpr bool kEvenOdd = false;
   static constexpr int kUnitBytes = 2 * kUnit;
-  static HWY_INLINE Unit load(const std::byte* part, std::int64_t u) {
+  static HWY_INLINE Unit load(const std::byte* token, std::int64_t u) {
     const Few d;
-    const std::byte* source = part + u * kUnitBytes;
+    const std::byte* source = token + u * kUnitBytes;
     return {f16_vector(d, source), f16_vector(d, source + 2 * kFewLanes)};
   }
 };
 
-struct E4m3Part {
+struct F32Coding {
   static constexpr bool kEvenOdd = false;
-  static constexpr int kUnitBytes = kUnit;
-  static HWY_INLINE Unit load(const std::byte* part, std::int64_t u) {
+  static constexpr int kUnitBytes = 4 * kUnit;
+  static HWY_INLINE Unit load(const std::byte* token, std::int64_t u) {
     const Few d;
-    Unit unit;
-    e4m3_two_vectors(d, part + u * kUnitBytes, hn::Set(d, kE4M3Factor), &unit.low, &unit.high);
-    return unit;
+    const auto* value = reinterpret_cast<const float*>(token + u * kUnitBytes);
+    return {hn::Load(d, value), hn::Load(d, value + kFewLanes)};
   }
 };
 
-struct DsMlaPart {  // latent part of fp8_ds_mla
-  static constexpr bool kEvenOdd = false;
-  static constexpr int kUnitBytes = kUnit;
-  static HWY_INLINE Unit load(const std::byte* part, std::int64_t u) {
-    const Few d;
-    float scale;
-    const std::int64_t group = u * kUnit / fp8_ds_mla::kScaleGroup;
-    std::memcpy(&scale, part + fp8_ds_mla::kScaleOffset + 4 * group, sizeof(scale));
-    Unit unit;
-    e4m3_two_vectors(d, part + u * kUnitBytes, hn::Set(d, scale * kE4M3Factor), &unit.low,
-                     &unit.high);
-    return unit;
-  }
-};
-
-/// A token format: its two parts and where the rope part lies.
-template <class LatentPart, class RopePart, KvFormat kKvFormat>
-struct FewFormat {
-  using Latent = LatentPart;
-  using Rope = RopePart;
-  static std::int64_t rope_offset(std::int64_t rank) {
-    if constexpr (kKvFormat == KvFormat::kFp8DsMla) return fp8_ds_mla::kRopeOffset;
-    return kKvFormat == KvFormat::kE4M3 ? rank : 2 * rank;
-  }
-};
+/// True where a chunk is decoded to f32 first, because decoding twice in registers costs more.
+template <class Coding>
+inline constexpr bool kStaged = std::is_same_v<Coding, F32Coding>;
 
 /// State of a split in scratch.
 struct FewRowsState {
   float* queries;  // [rows][D] in unit order
   float* output;   // [rows][L] in unit order
   float* staging;  // [D] one decoded query
+  float* chunk;    // [8][D + 16] f32 keys of a staged format
   float* weights;  // [rows][8] products, then weights, by list index
   float* maximum;  // [rows]
   float* sum;      // [rows]
@@ -122,6 +102,7 @@ struct FewRowsState {
       : queries(carver->floats(kMaxRows * (rank + rope))),
         output(carver->floats(kMaxRows * rank)),
         staging(carver->floats(rank + rope)),
+        chunk(carver->floats(kKeyChunk * (rank + rope + kBlock))),
         weights(carver->floats(kMaxRows * kKeyChunk)),
         maximum(carver->floats(kMaxRows)),
         sum(carver->floats(kMaxRows)),
@@ -135,30 +116,31 @@ struct Products {
   FewVec high[kRows][kKeys];
 };
 
-/// Adds the products over one part of the tokens and prefetches the same part of the tokens ahead.
-template <class Part, int kRows, int kKeys>
+/// Adds the products over units [begin, end), and prefetches the same units of the tokens ahead.
+template <class Coding, int kRows, int kKeys>
 HWY_INLINE void add_products(const float* HWY_RESTRICT queries, std::int64_t query_stride,
                              const std::byte* const* keys, const std::byte* const* ahead,
-                             std::int64_t offset, std::int64_t num_units,
-                             Products<kRows, kKeys>* sums) {
+                             std::int64_t begin, std::int64_t end, Products<kRows, kKeys>* sums) {
   const Few d;
-  constexpr std::int64_t kUnitsPerLine = std::max(1, 64 / Part::kUnitBytes);
-  const std::byte* part[kKeys];
-  const std::byte* ahead_part[kKeys];
+  constexpr std::int64_t kUnitsPerLine = std::max(1, 64 / Coding::kUnitBytes);
+  const std::byte* token[kKeys];
+  const std::byte* token_ahead[kKeys];
   MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-    part[k] = keys[k] + offset;
-    ahead_part[k] = ahead[k] + offset;
+    token[k] = keys[k];
+    token_ahead[k] = ahead[k];
   }
-  for (std::int64_t line = 0; line < num_units; line += kUnitsPerLine) {
-    // Into the L2: many L1 misses in flight would hold up the loads of this chunk.
-    MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-      __builtin_prefetch(ahead_part[k] + line * Part::kUnitBytes, 0, 2);
+  for (std::int64_t line = begin; line < end; line += kUnitsPerLine) {
+    if constexpr (!kStaged<Coding>) {
+      // Into the L2: many L1 misses in flight would hold up the loads of this chunk.
+      MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+        __builtin_prefetch(token_ahead[k] + line * Coding::kUnitBytes, 0, 2);
+      }
     }
-    const std::int64_t end = std::min(line + kUnitsPerLine, num_units);
-    for (std::int64_t u = line; u < end; ++u) {
+    const std::int64_t line_end = std::min(line + kUnitsPerLine, end);
+    for (std::int64_t u = line; u < line_end; ++u) {
       const float* query = queries + u * kUnit;
       MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-        const Unit x = Part::load(part[k], u);
+        const Unit x = Coding::load(token[k], u);
         MLA_UNROLL for (int r = 0; r < kRows; ++r) {
           const float* q = query + r * query_stride;
           sums->low[r][k] = hn::MulAdd(hn::Load(d, q), x.low, sums->low[r][k]);
@@ -169,29 +151,33 @@ HWY_INLINE void add_products(const float* HWY_RESTRICT queries, std::int64_t que
   }
 }
 
+/// Units that one partial sum covers: all of them, but with one lane its chain would be long.
+inline constexpr std::int64_t kSliceUnits = kFewLanes > 1 ? 1 << 30 : 32;
+
 /// products[row * 8 + k] of kRows rows and the 8 keys of the list, kKeys at a time.
-template <class Format, int kRows, int kKeys>
+template <class Coding, int kRows, int kKeys>
 HWY_NOINLINE void chunk_products(const float* HWY_RESTRICT queries, const KeyTile& keys,
-                                 const KeyTile& ahead, std::int64_t rank, std::int64_t rope,
+                                 const KeyTile& ahead, std::int64_t head_dim,
                                  float* HWY_RESTRICT products) {
   const Few d;
+  const std::int64_t num_units = head_dim / kUnit;
   for (int first = 0; first < kKeyChunk; first += kKeys) {
-    Products<kRows, kKeys> sums;
-    MLA_UNROLL for (int r = 0; r < kRows; ++r) {
-      MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-        sums.low[r][k] = hn::Zero(d);
-        sums.high[r][k] = hn::Zero(d);
+    for (std::int64_t begin = 0; begin < num_units; begin += kSliceUnits) {
+      Products<kRows, kKeys> sums;
+      MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+        MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+          sums.low[r][k] = hn::Zero(d);
+          sums.high[r][k] = hn::Zero(d);
+        }
       }
-    }
-    add_products<typename Format::Latent>(queries, rank + rope, keys.address + first,
-                                          ahead.address + first, 0, rank / kUnit, &sums);
-    add_products<typename Format::Rope>(queries + rank, rank + rope, keys.address + first,
-                                        ahead.address + first, Format::rope_offset(rank),
-                                        rope / kUnit, &sums);
-    MLA_UNROLL for (int r = 0; r < kRows; ++r) {
-      MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-        const auto sum = hn::Add(sums.low[r][k], sums.high[r][k]);
-        products[r * kKeyChunk + first + k] = hn::GetLane(hn::SumOfLanes(d, sum));
+      add_products<Coding>(queries, head_dim, keys.address + first, ahead.address + first, begin,
+                           std::min(begin + kSliceUnits, num_units), &sums);
+      MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+        MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+          const auto sum = hn::SumOfLanes(d, hn::Add(sums.low[r][k], sums.high[r][k]));
+          float* product = products + r * kKeyChunk + first + k;
+          *product = begin == 0 ? hn::GetLane(sum) : *product + hn::GetLane(sum);
+        }
       }
     }
   }
@@ -199,7 +185,7 @@ HWY_NOINLINE void chunk_products(const float* HWY_RESTRICT queries, const KeyTil
 
 /// kUnits units of output of kRows rows: output = rescale * output + sum of weight * value over
 /// list indices [first, last).
-template <class Part, int kRows, int kUnits>
+template <class Coding, int kRows, int kUnits>
 HWY_INLINE void add_output(const std::byte* const* keys, std::int64_t unit,
                            const float* HWY_RESTRICT weights, int first, int last,
                            const float* HWY_RESTRICT rescale, std::int64_t rank,
@@ -210,9 +196,9 @@ HWY_INLINE void add_output(const std::byte* const* keys, std::int64_t unit,
     MLA_UNROLL for (int v = 0; v < 2 * kUnits; ++v) acc[r][v] = hn::Zero(d);
   }
   for (int k = first; k < last; ++k) {
-    const std::byte* part = keys[k];
+    const std::byte* token = keys[k];
     MLA_UNROLL for (int i = 0; i < kUnits; ++i) {
-      const Unit x = Part::load(part, unit + i);
+      const Unit x = Coding::load(token, unit + i);
       MLA_UNROLL for (int r = 0; r < kRows; ++r) {
         const auto p = hn::Set(d, weights[r * kKeyChunk + k]);
         acc[r][2 * i] = hn::MulAdd(p, x.low, acc[r][2 * i]);
@@ -229,16 +215,16 @@ HWY_INLINE void add_output(const std::byte* const* keys, std::int64_t unit,
   }
 }
 
-template <class Part, int kRows, int kUnits>
+template <class Coding, int kRows, int kUnits>
 HWY_NOINLINE void chunk_output(const std::byte* const* keys, const float* weights, int first,
                                int last, const float* rescale, std::int64_t rank, float* output) {
   const std::int64_t num_units = rank / kUnit;
   std::int64_t u = 0;
   for (; u + kUnits <= num_units; u += kUnits) {
-    add_output<Part, kRows, kUnits>(keys, u, weights, first, last, rescale, rank, output);
+    add_output<Coding, kRows, kUnits>(keys, u, weights, first, last, rescale, rank, output);
   }
   for (; u < num_units; ++u) {
-    add_output<Part, kRows, 1>(keys, u, weights, first, last, rescale, rank, output);
+    add_output<Coding, kRows, 1>(keys, u, weights, first, last, rescale, rank, output);
   }
 }
 
@@ -292,15 +278,14 @@ HWY_NOINLINE void chunk_softmax(const CallView& call, const ScoreRule& rule, con
 }
 
 /// One chunk for rows [first_row, first_row + kRows).
-template <class Format, int kRows>
+template <class Coding, int kRows>
 HWY_INLINE void rows_chunk(const CallView& call, const SplitJob& job, const ScoreRule& rule,
                            const KeyTile& keys, const KeyTile& ahead, int first_row,
                            const FewRowsState& state) {
-  using Latent = typename Format::Latent;
   const std::int64_t rank = call.kv_lora_rank;
-  const std::int64_t rope = call.qk_rope_head_dim;
-  chunk_products<Format, kRows, 4 / kRows>(state.queries + first_row * (rank + rope), keys, ahead,
-                                           rank, rope, state.weights + first_row * kKeyChunk);
+  const std::int64_t head_dim = rank + call.qk_rope_head_dim;
+  chunk_products<Coding, kRows, 4 / kRows>(state.queries + first_row * head_dim, keys, ahead,
+                                           head_dim, state.weights + first_row * kKeyChunk);
   int first[kRows];
   int last[kRows];
   bool same = true;
@@ -315,14 +300,14 @@ HWY_INLINE void rows_chunk(const CallView& call, const SplitJob& job, const Scor
                   state.rescale + row);
   }
   if (same && first[0] < last[0]) {
-    chunk_output<Latent, kRows, 4 / kRows>(keys.address, state.weights + first_row * kKeyChunk,
+    chunk_output<Coding, kRows, 4 / kRows>(keys.address, state.weights + first_row * kKeyChunk,
                                            first[0], last[0], state.rescale + first_row, rank,
                                            state.output + first_row * rank);
   }
   for (int r = 0; r < kRows && !same; ++r) {  // each row passes over its own keys only
     const int row = first_row + r;
     if (first[r] >= last[r]) continue;
-    chunk_output<Latent, 1, 4>(keys.address, state.weights + row * kKeyChunk, first[r], last[r],
+    chunk_output<Coding, 1, 4>(keys.address, state.weights + row * kKeyChunk, first[r], last[r],
                                state.rescale + row, rank, state.output + row * rank);
   }
 }
@@ -338,27 +323,25 @@ HWY_INLINE void reorder_units(const float* HWY_RESTRICT from, std::int64_t count
   }
 }
 
-template <class Format>
+template <class Coding>
 HWY_NOINLINE void start_rows(const CallView& call, const SplitJob& job, const ScoreRule& rule,
                              FewRowsState* state) {
   const std::int64_t rank = call.kv_lora_rank;
-  const std::int64_t rope = call.qk_rope_head_dim;
+  const std::int64_t head_dim = rank + call.qk_rope_head_dim;
   for (std::int64_t r = 0; r < job.num_rows; ++r) {
-    float* query = state->queries + r * (rank + rope);
     if (job.rows[r].key_begin < job.rows[r].key_end) {
       decode_query(call, job.rows[r], rule.q_factor, state->staging);
     } else {
-      std::fill(state->staging, state->staging + rank + rope, 0.0F);
+      std::fill(state->staging, state->staging + head_dim, 0.0F);
     }
-    reorder_units<Format::Latent::kEvenOdd>(state->staging, rank, false, query);
-    reorder_units<Format::Rope::kEvenOdd>(state->staging + rank, rope, false, query + rank);
+    reorder_units<Coding::kEvenOdd>(state->staging, head_dim, false, state->queries + r * head_dim);
   }
   std::fill(state->output, state->output + job.num_rows * rank, 0.0F);
   std::fill(state->maximum, state->maximum + job.num_rows, kNoMaximum);
   std::fill(state->sum, state->sum + job.num_rows, 0.0F);
 }
 
-template <class Format>
+template <class Coding>
 HWY_NOINLINE void finish_rows(const CallView& call, const SplitJob& job,
                               const FewRowsState& state) {
   const Few d;
@@ -375,17 +358,33 @@ HWY_NOINLINE void finish_rows(const CallView& call, const SplitJob& job,
     for (std::int64_t i = 0; i < rank; i += kFewLanes) {
       hn::Store(hn::Mul(hn::Load(d, value + i), factor), d, value + i);
     }
-    reorder_units<Format::Latent::kEvenOdd>(value, rank, true, out);
+    reorder_units<Coding::kEvenOdd>(value, rank, true, out);
     job.lse[r] = natural_lse(state.maximum[r], state.sum[r]);
   }
 }
 
-template <class Format>
+/// Replaces the addresses of a list by f32 copies of its keys; a key of the list ahead is
+/// prefetched with each.
+HWY_NOINLINE void stage_chunk(const CallView& call, const KeyTile& ahead, const FewRowsState& state,
+                              KeyTile* keys) {
+  const std::int64_t head_dim = call.kv_lora_rank + call.qk_rope_head_dim;
+  const std::int64_t row_bytes = token_bytes(call);
+  for (int k = 0; k < keys->count; ++k) {
+    for (std::int64_t at = 0; at < row_bytes; at += 64) {
+      __builtin_prefetch(ahead.address[k] + at, 0, 2);
+    }
+    float* copy = state.chunk + k * (head_dim + kBlock);
+    decode_token(call.kv_format, keys->address[k], head_dim, copy, kBlock);
+    keys->address[k] = reinterpret_cast<const std::byte*>(copy);
+  }
+}
+
+template <class Coding>
 HWY_NOINLINE void run_few_rows_of(const CallView& call, const SplitJob& job, std::byte* scratch) {
   const ScoreRule rule(call);
   ScratchCarver carver(scratch);
   FewRowsState state(call.kv_lora_rank, call.qk_rope_head_dim, &carver);
-  start_rows<Format>(call, job, rule, &state);
+  start_rows<Coding>(call, job, rule, &state);
   const int num_rows = static_cast<int>(job.num_rows);
   KeyTile ring[kChunksAhead + 1];
   std::int64_t begin = job.key_begin / kKeyChunk * kKeyChunk;
@@ -398,23 +397,24 @@ HWY_NOINLINE void run_few_rows_of(const CallView& call, const SplitJob& job, std
     collect_keys(call, job, begin + kChunksAhead * kKeyChunk, kKeyChunk, &ahead);
     if (keys.count == 0) continue;
     // Products are formed for 8 keys; those past the list repeat a listed key and are not used.
-    std::fill(keys.address + keys.count, keys.address + kKeyChunk, keys.address[0]);
     std::fill(ahead.address + ahead.count, ahead.address + kKeyChunk, keys.address[0]);
+    if constexpr (kStaged<Coding>) stage_chunk(call, ahead, state, &keys);
+    std::fill(keys.address + keys.count, keys.address + kKeyChunk, keys.address[0]);
     for (int r = 0; r < num_rows;) {
       const KeyTile& fetched = r == 0 ? ahead : keys;  // once is enough
       if (num_rows - r >= 4) {
-        rows_chunk<Format, 4>(call, job, rule, keys, fetched, r, state);
+        rows_chunk<Coding, 4>(call, job, rule, keys, fetched, r, state);
         r += 4;
       } else if (num_rows - r >= 2) {
-        rows_chunk<Format, 2>(call, job, rule, keys, fetched, r, state);
+        rows_chunk<Coding, 2>(call, job, rule, keys, fetched, r, state);
         r += 2;
       } else {
-        rows_chunk<Format, 1>(call, job, rule, keys, fetched, r, state);
+        rows_chunk<Coding, 1>(call, job, rule, keys, fetched, r, state);
         r += 1;
       }
     }
   }
-  finish_rows<Format>(call, job, state);
+  finish_rows<Coding>(call, job, state);
 }
 
 inline std::size_t few_rows_scratch_bytes(std::int64_t rank, std::int64_t rope) {
@@ -427,15 +427,10 @@ inline std::size_t few_rows_scratch_bytes(std::int64_t rank, std::int64_t rope) 
 /// SplitJob with values in lanes.
 void run_few_rows(const CallView& call, const SplitJob& job, std::byte* scratch) {
   switch (call.kv_format) {
-    case KvFormat::kBF16:
-      return run_few_rows_of<FewFormat<Bf16Part, Bf16Part, KvFormat::kBF16>>(call, job, scratch);
-    case KvFormat::kF16:
-      return run_few_rows_of<FewFormat<F16Part, F16Part, KvFormat::kF16>>(call, job, scratch);
+    case KvFormat::kBF16: return run_few_rows_of<Bf16Coding>(call, job, scratch);
+    case KvFormat::kF16: return run_few_rows_of<F16Coding>(call, job, scratch);
     case KvFormat::kE4M3:
-      return run_few_rows_of<FewFormat<E4m3Part, E4m3Part, KvFormat::kE4M3>>(call, job, scratch);
-    case KvFormat::kFp8DsMla:
-      return run_few_rows_of<FewFormat<DsMlaPart, Bf16Part, KvFormat::kFp8DsMla>>(call, job,
-                                                                                  scratch);
+    case KvFormat::kFp8DsMla: return run_few_rows_of<F32Coding>(call, job, scratch);
   }
 }
 

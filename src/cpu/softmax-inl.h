@@ -28,8 +28,9 @@ inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 template <class D>
 HWY_INLINE hn::Vec<D> exp2_nonpositive(D d, hn::Vec<D> x) {
   const hn::RebindToUnsigned<D> du32;
-  // Max returns its second argument when one is NaN (x86) or NaN itself (ARM): NaN survives.
-  x = hn::Max(hn::Set(d, -127.0F), x);
+  // A comparison with NaN is false, so NaN survives; what Max does with it differs by target.
+  const auto least = hn::Set(d, -127.0F);
+  x = hn::IfThenElse(hn::Lt(x, least), least, x);
   // Adding 1.5 * 2^23 rounds to an integer n, which then lies in the low bits.
   const auto magic = hn::Set(d, 12582912.0F);
   const auto shifted = hn::Add(x, magic);
