@@ -7,7 +7,7 @@
 namespace mla::sm90 {
 
 template <class T>
-cudaError_t launch_kernel(const CUtensorMap& kv_map, const KernelParams& params, int num_ctas,
+cudaError_t launch_kernel(const TensorMaps& maps, const KernelParams& params, int num_ctas,
                           cudaStream_t stream) {
   // The limit belongs to the function on the current device; setting it again is cheap and harmless.
   const cudaError_t limit = cudaFuncSetAttribute(
@@ -23,7 +23,7 @@ cudaError_t launch_kernel(const CUtensorMap& kv_map, const KernelParams& params,
   cooperative.val.cooperative = 1;
   config.attrs = &cooperative;
   config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, decode_kernel<T>, kv_map, params);
+  return cudaLaunchKernelEx(&config, decode_kernel<T>, maps, params);
 }
 
 /// The three row-block sizes of one width.

@@ -29,10 +29,12 @@
 //   piece_full[i]         1: plan                     copies, scores,  every second piece
 //                                                     values
 //   piece_empty[i]        copies, scores, values      plan             every second piece
-//   query_full            3 plan warps                scores           every piece
+//   query_full            1: plan, and Q's bytes      scores           every piece
+//   rows_full             1: plan                     scores, values   every piece
 //   query_empty           4 score warps               plan             every piece
 //   stats_full            4 score warps               values           every piece
 //   stats_empty           every value warp            scores           every piece
+//   partials_full         the copy engine (bytes)     values           every chunk of a merge
 //
 // Shared memory (traits.cuh): ring kSlots x 8192 | Q N*1152 | P 2 x N*128 | staging N*128 a value
 // warpgroup | SmallShared N*192 + 1024. Slots: 25 / 21 / 14 for N = 16 / 32 / 64 at (512, 64).
@@ -60,6 +62,8 @@ struct SharedBarriers {
   uint64_t piece_empty[2];
   uint64_t query_full;
   uint64_t query_empty;
+  uint64_t rows_full;
+  uint64_t partials_full;
   uint64_t stats_full;
   uint64_t stats_empty;
   Share share;
@@ -118,27 +122,46 @@ __device__ void clear_unowned(const Context<T>& c, const Piece<T::kRows>& piece,
   ptx::fence_proxy_async();
 }
 
-/// Warps 1-3 of the first warpgroup: the piece queue, and Q of every piece.
+/// Warps 1-3 of the first warpgroup: the piece queue, and Q of every piece. Warps 2 and 3 only help when
+/// Q cannot be copied in boxes.
 template <class T>
-__device__ void plan_role(const Context<T>& c, const Share& share, int member) {
+__device__ void plan_role(const Context<T>& c, const Share& share, int member, const TensorMaps& maps) {
   constexpr int kPlanThreads = 96;
+  const bool by_rows = c.p.query_load == QueryLoad::kRows;
+  if (c.warp > 1 && !by_rows) return;
+  const uint32_t query_full = ptx::smem_address(&c.barriers.query_full);
+  const uint32_t query_empty = ptx::smem_address(&c.barriers.query_empty);
   PieceWalk<T::kRows> walk(c.p, share, member, c.lane);
+#pragma unroll 1
   for (uint32_t count = 0;; ++count) {
     Piece<T::kRows>& piece = c.small.pieces[count & 1];
     if (c.warp == 1) {
       ptx::mbarrier_wait(ptx::smem_address(&c.barriers.piece_empty[count & 1]), (count >> 1 & 1) ^ 1);
       const bool more = walk.next(piece);
       __syncwarp();
-      if (c.lane == 0) ptx::mbarrier_arrive(ptx::smem_address(&c.barriers.piece_full[count & 1]));
-      if (more) walk.finish(piece);
+      if (c.lane == 0) {
+        ptx::mbarrier_arrive(ptx::smem_address(&c.barriers.piece_full[count & 1]));
+        if (more && !by_rows) {
+          ptx::mbarrier_wait(query_empty, (count & 1) ^ 1);
+          copy_query<T>(c.p, maps, walk.first_token(), walk.first_head(), c.query(), query_full);
+        }
+      }
+      __syncwarp();
+      if (more) {
+        walk.finish(piece);
+        __syncwarp();
+        if (c.lane == 0) ptx::mbarrier_arrive(ptx::smem_address(&c.barriers.rows_full));
+      } else if (!by_rows) {
+        return;
+      }
     }
+    if (!by_rows) continue;
     ptx::named_barrier_sync(kQueryBarrier, kPlanThreads);
     if (!piece.valid) return;
-    ptx::mbarrier_wait(ptx::smem_address(&c.barriers.query_empty), (count & 1) ^ 1);
-    // Arriving on query_full also publishes what `finish` wrote.
+    ptx::mbarrier_wait(query_empty, (count & 1) ^ 1);
     load_query<T, kPlanThreads>(c.p, piece, c.shared + T::kQueryOffset, threadIdx.x - 32);
-    __syncwarp();
-    if (c.lane == 0) ptx::mbarrier_arrive(ptx::smem_address(&c.barriers.query_full));
+    ptx::named_barrier_sync(kQueryBarrier, kPlanThreads);
+    if (threadIdx.x == 32) ptx::mbarrier_arrive(query_full);
   }
 }
 
@@ -220,6 +243,7 @@ __device__ void score_role(const Context<T>& c) {
     const int plain_begin = piece.plain_begin;
     const int plain_end = piece.plain_end;
     state.reset();
+    ptx::mbarrier_wait(ptx::smem_address(&c.barriers.rows_full), count & 1);
     ptx::mbarrier_wait(ptx::smem_address(&c.barriers.query_full), count & 1);
     if (p.alibi_slopes != nullptr) {
       const int r = c.warp * 32 + c.lane;
@@ -397,12 +421,15 @@ __device__ void value_role(const Context<T>& c, int member) {
   }
 
   store_padding<T::kValueThreads>(p, T::kLatent, thread);
-  // The ring is idle from here on: every copy was waited for. It serves as scratch.
+  // The ring and Q are idle from here on: they serve as scratch.
+  ReduceScratch reduce{reinterpret_cast<float*>(c.shared), T::kQueryOffset,
+                       reinterpret_cast<float*>(c.shared + T::kQueryOffset),
+                       ptx::smem_address(&c.barriers.partials_full), 0};
   ptx::named_barrier_sync(kValueBarrier, T::kValueThreads);
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
     if (c.small.cuts[i].valid) {
-      reduce_result<T>(p, c.small.cuts[i], reinterpret_cast<float*>(c.shared), thread);
+      reduce_result<T>(p, c.small.cuts[i], reduce, thread);
     }
   }
   if (thread == 0) trace(kTraceEnd);
@@ -410,7 +437,7 @@ __device__ void value_role(const Context<T>& c, int member) {
 
 template <class T>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    decode_kernel(const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ KernelParams p) {
+    decode_kernel(const __grid_constant__ TensorMaps maps, const __grid_constant__ KernelParams p) {
   extern __shared__ char shared_raw[];
   __shared__ __align__(8) SharedBarriers<T> barriers;
   char* shared = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared_raw) + 1023) &
@@ -420,7 +447,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
 
   if (threadIdx.x == 0) {
     trace(kTraceStart);
-    ptx::prefetch_tensor_map(&kv_map);
+    ptx::prefetch_tensor_map(&maps.kv);
     for (int s = 0; s < T::kSlots; ++s) {
       ptx::mbarrier_init(ptx::smem_address(&barriers.full[s]), 1);
       ptx::mbarrier_init(ptx::smem_address(&barriers.empty[s]), 4);
@@ -434,7 +461,9 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       ptx::mbarrier_init(ptx::smem_address(&barriers.piece_empty[i]), 5 + 4 * T::kValueWarpgroups);
       small.cuts[i].valid = 0;
     }
-    ptx::mbarrier_init(ptx::smem_address(&barriers.query_full), 3);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.query_full), 1);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.rows_full), 1);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.partials_full), 1);
     ptx::mbarrier_init(ptx::smem_address(&barriers.query_empty), 4);
     ptx::mbarrier_init(ptx::smem_address(&barriers.stats_full), 4);
     ptx::mbarrier_init(ptx::smem_address(&barriers.stats_empty), 4 * T::kValueWarpgroups);
@@ -453,9 +482,9 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   if (warpgroup == 0) {
     ptx::decrease_registers<T::kProducerRegisters>();
     if (warp > 0) {
-      plan_role<T>(context, barriers.share, static_cast<int>(blockIdx.x) - worker * p.group);
+      plan_role<T>(context, barriers.share, static_cast<int>(blockIdx.x) - worker * p.group, maps);
     } else if (threadIdx.x == 0) {
-      copy_role<T>(context, &kv_map);
+      copy_role<T>(context, &maps.kv);
     }
   } else if (warpgroup == 1) {
     ptx::increase_registers<T::kScoreRegisters>();

@@ -15,6 +15,7 @@ namespace {
 constexpr int kMaxGroup = 8;              // CTAs that may share a worker's keys
 constexpr std::size_t kAlignment = 256;
 constexpr std::int64_t kTmaAlignment = 16;
+constexpr std::int64_t kElementBytes = 2;
 constexpr int kPieceOverhead = 1;         // tiles; docs/kernel-sm90.md
 constexpr int kMinShare = 2;
 constexpr int kMinPiece = 1;
@@ -59,44 +60,112 @@ EncodeTiled encode_tiled() {
   return function;
 }
 
-/// The cache as [pages][page_size][D], copied in boxes of box_keys x 64 values.
-Status make_kv_map(const PlanState& state, const DecodeTensors& tensors, int box_keys, void* fallback,
-                   CUtensorMap& map) {
+bool misaligned(std::int64_t bytes) { return bytes <= 0 || bytes % kTmaAlignment != 0; }
+
+bool misaligned(const void* address) {
+  return reinterpret_cast<std::uintptr_t>(address) % kTmaAlignment != 0;
+}
+
+/// A 3-D map of 16-bit elements, 128-byte-swizzled boxes of 64 x box_rows x 1.
+Status encode_map(const DecodeProblem& problem, void* base, const std::int64_t (&extent)[3],
+                  const std::int64_t (&stride_bytes)[2], int box_rows, CUtensorMap& map) {
   const EncodeTiled encode = encode_tiled();
   if (encode == nullptr) {
     return {StatusCode::kDevice, "run: cuTensorMapEncodeTiled: found none, needed a CUDA 12 driver"};
   }
-  const TensorView& cache = tensors.kv_cache;
-  constexpr std::int64_t kBytes = 2;
-  const bool empty = cache.shape[0] == 0;
-  const auto width = static_cast<cuuint64_t>(cache.shape[2]);
-  const cuuint64_t extent[3] = {width, static_cast<cuuint64_t>(cache.shape[1]),
-                                static_cast<cuuint64_t>(empty ? 1 : cache.shape[0])};
-  // A stride along an axis of extent 1 means nothing, but the encoder looks at it.
-  const std::int64_t token_stride = cache.shape[1] > 1 ? cache.stride[1] * kBytes : cache.shape[2] * kBytes;
-  const std::int64_t page_stride =
-      cache.shape[0] > 1 ? cache.stride[0] * kBytes : token_stride * cache.shape[1];
-  const auto misaligned = [](std::int64_t bytes) { return bytes <= 0 || bytes % kTmaAlignment != 0; };
-  if (misaligned(token_stride) || misaligned(page_stride) ||
-      reinterpret_cast<std::uintptr_t>(cache.data) % kTmaAlignment != 0) {
-    return bad_argument("run", "kv_cache layout",
-                        text("strides of ", token_stride, " and ", page_stride, " bytes at ", cache.data),
-                        text("positive multiples of ", kTmaAlignment, " bytes for backend ",
-                             "sm90, or another backend"));
-  }
-  const cuuint64_t stride[2] = {static_cast<cuuint64_t>(token_stride),
-                                static_cast<cuuint64_t>(page_stride)};
-  const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(box_keys), 1};
+  const cuuint64_t extents[3] = {static_cast<cuuint64_t>(extent[0]), static_cast<cuuint64_t>(extent[1]),
+                                 static_cast<cuuint64_t>(extent[2])};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(stride_bytes[0]),
+                                 static_cast<cuuint64_t>(stride_bytes[1])};
+  const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t step[3] = {1, 1, 1};
-  const CUresult result = encode(
-      &map,
-      state.problem.kv_format == KvFormat::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      3, empty ? fallback : cache.data, extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map,
+             problem.kv_format == KvFormat::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+             3, base, extents, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {StatusCode::kDevice,
           text("run: cuTensorMapEncodeTiled: found error ", static_cast<int>(result), ", needed success")};
+}
+
+/// The cache as [pages][page_size][D].
+Status make_kv_map(const DecodeProblem& problem, const DecodeTensors& tensors, int box_keys,
+                   void* fallback, CUtensorMap& map) {
+  const TensorView& cache = tensors.kv_cache;
+  const bool empty = cache.shape[0] == 0;
+  // A stride along an axis of extent 1 means nothing, but the encoder looks at it.
+  const std::int64_t token_stride =
+      (cache.shape[1] > 1 ? cache.stride[1] : cache.shape[2]) * kElementBytes;
+  const std::int64_t page_stride =
+      cache.shape[0] > 1 ? cache.stride[0] * kElementBytes : token_stride * cache.shape[1];
+  if (misaligned(token_stride) || misaligned(page_stride) || misaligned(cache.data)) {
+    return bad_argument("run", "kv_cache layout",
+                        text("strides of ", token_stride, " and ", page_stride, " bytes at ", cache.data),
+                        text("positive multiples of ", kTmaAlignment, " bytes for backend sm90"));
+  }
+  return encode_map(problem, empty ? fallback : cache.data,
+                    {cache.shape[2], cache.shape[1], empty ? 1 : cache.shape[0]},
+                    {token_stride, page_stride}, box_keys, map);
+}
+
+/// Whether the rows of any block can be copied as one box, and how.
+QueryLoad query_load_of(const DecodeProblem& problem, const TensorView& q, int block_rows) {
+  const std::int64_t head_stride = q.stride[1] * kElementBytes;
+  const std::int64_t token_stride = q.stride[0] * kElementBytes;
+  if (misaligned(q.data)) return QueryLoad::kRows;
+  const bool one_head = problem.num_heads == 1;
+  const bool one_token = problem.num_tokens == 1;
+  if (one_head || one_token || token_stride == head_stride * problem.num_heads) {
+    return misaligned(one_head ? token_stride : head_stride) ? QueryLoad::kRows : QueryLoad::kFlatBox;
+  }
+  const bool one_token_blocks = problem.max_query_len == 1 || problem.num_heads % block_rows == 0;
+  if (!one_token_blocks || misaligned(head_stride) || misaligned(token_stride)) return QueryLoad::kRows;
+  return QueryLoad::kTokenBox;
+}
+
+/// Rows of one query operand as [tokens][heads][width], or flat.
+Status make_query_map(const DecodeProblem& problem, const TensorView& q, QueryLoad load, int block_rows,
+                      CUtensorMap& map) {
+  const std::int64_t head_stride = q.stride[1] * kElementBytes;
+  const std::int64_t token_stride = q.stride[0] * kElementBytes;
+  if (load == QueryLoad::kTokenBox) {
+    return encode_map(problem, q.data, {q.shape[2], q.shape[1], q.shape[0]}, {head_stride, token_stride},
+                      block_rows, map);
+  }
+  const std::int64_t row_stride = problem.num_heads == 1 ? token_stride : head_stride;
+  const std::int64_t rows = q.shape[0] * q.shape[1];
+  return encode_map(problem, q.data, {q.shape[2], rows, 1}, {row_stride, row_stride * rows}, block_rows, map);
+}
+
+/// The two query operands as views: the parts of q, or q_nope and q_pe.
+void query_views(const DecodeProblem& problem, const DecodeTensors& tensors, TensorView& nope,
+                 TensorView& pe) {
+  nope = tensors.q_nope;
+  pe = tensors.q_pe;
+  if (!tensors.q.given()) return;
+  nope = pe = tensors.q;
+  nope.shape[2] = problem.kv_lora_rank;
+  pe.shape[2] = problem.qk_rope_head_dim;
+  pe.data = static_cast<std::byte*>(tensors.q.data) + problem.kv_lora_rank * kElementBytes;
+}
+
+Status make_maps(const DecodeProblem& problem, const DecodeTensors& tensors, const Geometry& geometry,
+                 std::byte* workspace, KernelParams& p, TensorMaps& maps) {
+  MLA_RETURN_IF_ERROR(make_kv_map(problem, tensors, p.box_keys, workspace, maps.kv));
+  TensorView nope, pe;
+  query_views(problem, tensors, nope, pe);
+  const bool has_pe = problem.qk_rope_head_dim > 0;
+  p.query_load = query_load_of(problem, nope, geometry.block_rows);
+  if (has_pe && query_load_of(problem, pe, geometry.block_rows) != p.query_load) {
+    p.query_load = QueryLoad::kRows;
+  }
+  if (p.query_load == QueryLoad::kRows) return {};
+  MLA_RETURN_IF_ERROR(make_query_map(problem, nope, p.query_load, geometry.block_rows, maps.q_nope));
+  if (!has_pe) return {};
+  return make_query_map(problem, pe, p.query_load, geometry.block_rows, maps.q_pe);
 }
 
 KernelParams make_params(const PlanState& state, const DecodeTensors& tensors, const Geometry& geometry,
@@ -119,20 +188,13 @@ KernelParams make_params(const PlanState& state, const DecodeTensors& tensors, c
   p.box_keys = static_cast<std::int32_t>(std::gcd<std::int64_t>(problem.page_size, kTileKeys));
   p.max_seq_len = clamp_to_int32(problem.max_seq_len);
 
-  const std::int64_t latent = problem.kv_lora_rank;
-  if (tensors.q.given()) {
-    p.q_nope = tensors.q.data;
-    p.q_pe = static_cast<const std::byte*>(tensors.q.data) + latent * 2;
-    p.q_nope_stride = p.q_pe_stride = strides(tensors.q);
-    p.q_vector_loads = rows_aligned(tensors.q);
-  } else {
-    p.q_nope = tensors.q_nope.data;
-    p.q_pe = tensors.q_pe.data;
-    p.q_nope_stride = strides(tensors.q_nope);
-    p.q_pe_stride = strides(tensors.q_pe);
-    p.q_vector_loads =
-        rows_aligned(tensors.q_nope) && (!tensors.q_pe.given() || rows_aligned(tensors.q_pe));
-  }
+  TensorView nope, pe;
+  query_views(problem, tensors, nope, pe);
+  p.q_nope = nope.data;
+  p.q_pe = pe.data;
+  p.q_nope_stride = strides(nope);
+  p.q_pe_stride = strides(pe);
+  p.q_vector_loads = rows_aligned(nope) && (!pe.given() || rows_aligned(pe));
 
   p.causal = problem.causal;
   p.sliding_window = clamp_to_int32(problem.sliding_window);
@@ -221,11 +283,11 @@ Status launch(const PlanState& state, const DecodeTensors& tensors, std::byte* w
   const Result<cuda::DeviceProperties> device = cuda::device_properties(state.options.device_index);
   if (!device.ok()) return device.status();
   const Geometry geometry = make_geometry(state.problem, device->num_multiprocessors);
-  const KernelParams params = make_params(state, tensors, geometry, workspace);
-  CUtensorMap kv_map;
-  MLA_RETURN_IF_ERROR(make_kv_map(state, tensors, params.box_keys, workspace, kv_map));
+  KernelParams params = make_params(state, tensors, geometry, workspace);
+  TensorMaps maps{};
+  MLA_RETURN_IF_ERROR(make_maps(state.problem, tensors, geometry, workspace, params, maps));
   const LaunchKernel kernel = find_kernel(state.problem, geometry.block_rows);
-  const cudaError_t error = kernel(kv_map, params, geometry.num_ctas, static_cast<cudaStream_t>(stream));
+  const cudaError_t error = kernel(maps, params, geometry.num_ctas, static_cast<cudaStream_t>(stream));
   return cuda::to_status("run", "kernel launch", error);
 }
 

@@ -13,8 +13,15 @@
 
 namespace mla::sm90 {
 
+/// What the copy engine reads, by value.
+struct TensorMaps {
+  CUtensorMap kv;      ///< [pages][page_size][D] in boxes of box_keys x 64
+  CUtensorMap q_nope;  ///< rows in boxes of block_rows x 64; unused with QueryLoad::kRows
+  CUtensorMap q_pe;
+};
+
 /// Launches one instantiation on a stream; a cooperative launch of `num_ctas`.
-using LaunchKernel = cudaError_t (*)(const CUtensorMap& kv_map, const KernelParams& params, int num_ctas,
+using LaunchKernel = cudaError_t (*)(const TensorMaps& maps, const KernelParams& params, int num_ctas,
                                      cudaStream_t stream);
 
 /// The instantiations of one element type and width, by row-block size (16, 32 or 64).

@@ -113,7 +113,7 @@ template <int kThreads>
 __device__ int scan_threads(int value, int* warp_sums, int& total) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-#pragma unroll 1
+#pragma unroll
   for (int step = 1; step < 32; step *= 2) {
     const int other = __shfl_up_sync(~0U, value, step);
     if (lane >= step) value += other;
@@ -122,7 +122,7 @@ __device__ int scan_threads(int value, int* warp_sums, int& total) {
   if (lane == 31) warp_sums[warp] = value;
   __syncthreads();
   total = 0;
-#pragma unroll 1
+#pragma unroll
   for (int w = 0; w < kThreads / 32; ++w) {
     if (w < warp) value += warp_sums[w];
     total += warp_sums[w];
@@ -130,46 +130,57 @@ __device__ int scan_threads(int value, int* warp_sums, int& total) {
   return value;
 }
 
-/// Called by every thread of the CTA. Finds the worker's share; ends with a barrier. Both passes run the
-/// same loop: the second finds its instructions at hand.
+/// Called by every thread of the CTA. Finds the worker's share; ends with a barrier.
 template <int kRows, int kThreads>
 __device__ void find_share(const KernelParams& p, int worker, int* warp_sums, Share* share) {
-  Share found{};
-  int begin = 0;
-  int end = 0;
+  // The first kThreads requests stay in registers: usually that is all of them.
+  LineRequest first;
+  if (threadIdx.x < p.num_requests) first = line_request<kRows>(p, threadIdx.x);
+  int total;
+  const int first_prefix = scan_threads<kThreads>(first.cost(), warp_sums, total) - first.cost();
+  const int first_total = total;
 #pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
-    int base = 0;
-#pragma unroll 1
-    for (int first = 0; first < p.num_requests; first += kThreads) {
-      const int b = first + static_cast<int>(threadIdx.x);
-      LineRequest r;
-      if (b < p.num_requests) r = line_request<kRows>(p, b);
-      const int cost = r.cost();
-      int chunk_total;
-      const int prefix = base + scan_threads<kThreads>(cost, warp_sums, chunk_total) - cost;
-      base += chunk_total;
-      if (pass == 0 || cost == 0) continue;
-      if (begin >= prefix && begin < prefix + cost) {
-        share->begin = snap_in_request(p, r, prefix, begin);
-        share->request = b;
-        share->prefix = prefix;
-      }
-      if (end >= prefix && end < prefix + cost) share->end = snap_in_request(p, r, prefix, end);
-    }
-    if (pass == 0) {
-      found.total = base;
-      found.workers = min(p.num_workers, max(1, base / p.min_share));
-      found.quotient = base / found.workers;
-      found.remainder = base - found.quotient * found.workers;
-      found.begin = found.end = found.prefix = base;
-      found.request = p.num_requests;
-      if (threadIdx.x == 0) *share = found;
-      begin = found.raw_cut(worker);
-      end = found.raw_cut(worker + 1);
-    }
-    __syncthreads();
+  for (int b0 = kThreads; b0 < p.num_requests; b0 += kThreads) {
+    const int b = b0 + static_cast<int>(threadIdx.x);
+    const int cost = b < p.num_requests ? line_request<kRows>(p, b).cost() : 0;
+    int chunk_total;
+    scan_threads<kThreads>(cost, warp_sums, chunk_total);
+    total += chunk_total;
   }
+
+  Share found{};
+  found.total = total;
+  found.workers = min(p.num_workers, max(1, total / p.min_share));
+  found.quotient = total / found.workers;
+  found.remainder = total - found.quotient * found.workers;
+  found.begin = found.end = found.prefix = total;
+  found.request = p.num_requests;
+  if (threadIdx.x == 0) *share = found;
+  __syncthreads();
+
+  const int begin = found.raw_cut(worker);
+  const int end = found.raw_cut(worker + 1);
+  LineRequest r = first;
+  int prefix = first_prefix;
+  int base = first_total;
+#pragma unroll 1
+  for (int b0 = 0;;) {
+    const int cost = r.cost();
+    if (cost > 0 && begin >= prefix && begin < prefix + cost) {
+      share->begin = snap_in_request(p, r, prefix, begin);
+      share->request = b0 + static_cast<int>(threadIdx.x);
+      share->prefix = prefix;
+    }
+    if (cost > 0 && end >= prefix && end < prefix + cost) share->end = snap_in_request(p, r, prefix, end);
+    b0 += kThreads;
+    if (b0 >= p.num_requests || base > end) break;
+    const int b = b0 + static_cast<int>(threadIdx.x);
+    r = b < p.num_requests ? line_request<kRows>(p, b) : LineRequest();
+    int chunk_total;
+    prefix = base + scan_threads<kThreads>(r.cost(), warp_sums, chunk_total) - r.cost();
+    base += chunk_total;
+  }
+  __syncthreads();
 }
 
 /// One piece of one result for one CTA, as the roles read it from shared memory.
@@ -220,6 +231,12 @@ class PieceWalk {
     }
     if (lane_ == 0) piece.valid = 0;
     return false;
+  }
+
+  /// The token and head of its first row.
+  __device__ int first_token() const { return current_.first_token + p_.heads_divisor.divide(row_begin_); }
+  __device__ int first_head() const {
+    return row_begin_ - p_.heads_divisor.divide(row_begin_) * p_.num_heads;
   }
 
   /// Step 2: its rows, and of a cut result its other pieces.

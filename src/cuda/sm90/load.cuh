@@ -1,6 +1,7 @@
 // Producer role: latent pages through the block table into the ring, chunk by chunk.
 #pragma once
 
+#include "cuda/sm90/launch.hpp"
 #include "cuda/sm90/line.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/trace.cuh"
@@ -134,6 +135,22 @@ class TileLoader {
   RingCursor<T::kSlots> landing_;
   int issued_ = 0;
 };
+
+/// One thread: a piece's query rows as one box a chunk, completing on `query_full`.
+template <class T>
+__device__ void copy_query(const KernelParams& p, const TensorMaps& maps, int token, int head,
+                           uint32_t query, uint32_t query_full) {
+  ptx::mbarrier_expect(query_full, T::kQueryBytes);
+  const bool flat = p.query_load == QueryLoad::kFlatBox;
+  const int y = flat ? token * p.num_heads + head : head;
+  const int z = flat ? 0 : token;
+#pragma unroll 1
+  for (int chunk = 0; chunk < T::kChunks; ++chunk) {
+    const bool latent = chunk < T::kLatentChunks;
+    ptx::tma_load_3d(query + chunk * (T::kRows * 128), latent ? &maps.q_nope : &maps.q_pe,
+                     (latent ? chunk : chunk - T::kLatentChunks) * 64, y, z, query_full);
+  }
+}
 
 /// Threads of the planning warps: a piece's query rows into shared memory, 128-byte-swizzled; rows past
 /// num_rows become 0.

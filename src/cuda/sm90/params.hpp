@@ -35,6 +35,13 @@ struct RowStrides {
   std::int64_t head = 0;
 };
 
+/// How the query rows of a block reach shared memory.
+enum class QueryLoad : std::int32_t {
+  kFlatBox,   ///< one box a chunk: (token, head) pairs lie at one stride
+  kTokenBox,  ///< one box a chunk: a block's rows are heads of one token
+  kRows,      ///< row by row
+};
+
 struct KernelParams {
   // Lengths and table, in device memory.
   const std::int32_t* seq_lens;
@@ -57,6 +64,7 @@ struct KernelParams {
   const void* q_nope;
   const void* q_pe;
   RowStrides q_nope_stride, q_pe_stride;
+  QueryLoad query_load;
   bool q_vector_loads;                  ///< rows are 16-byte aligned
 
   // Modes.

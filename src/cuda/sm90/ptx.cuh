@@ -68,6 +68,17 @@ __device__ __forceinline__ void tma_load_3d(uint32_t smem, const CUtensorMap* ma
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
       : "memory");
 }
+/// Contiguous bytes (a multiple of 16) to shared memory, completing on an mbarrier.
+__device__ __forceinline__ void bulk_load(uint32_t smem, const void* global, uint32_t bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          smem),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+/// Orders generic accesses to any memory before later ones of the copy engine.
+__device__ __forceinline__ void fence_proxy_async_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -100,77 +100,110 @@ __device__ void weigh_pieces(const KernelParams& p, const CutResult<T::kRows>& c
   ptx::named_barrier_sync(kValueBarrier, kThreads);
 }
 
+/// Shared memory of the merge.
+struct ReduceScratch {
+  float* partials;           // [pieces][chunk of dims][rows], filled by the copy engine
+  int partials_bytes;
+  float* weights;            // factors, sums, then [pieces][rows]
+  uint32_t partials_full;
+  uint32_t phase;
+};
+
+/// Eight dims of one row.
+__device__ __forceinline__ void store_eight(const KernelParams& p, int64_t offset, const float (&v)[8]) {
+  if (p.out_vector_stores) {
+    const bool is_f16 = static_cast<DType>(p.out_dtype) == DType::kF16;
+    uint4 packed;
+    packed.x = pack_output(v[0], v[1], is_f16);
+    packed.y = pack_output(v[2], v[3], is_f16);
+    packed.z = pack_output(v[4], v[5], is_f16);
+    packed.w = pack_output(v[6], v[7], is_f16);
+    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + offset) = packed;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) store_element(p, offset + i, v[i]);
+}
+
 template <class T>
-__device__ void reduce_result(const KernelParams& p, const CutResult<T::kRows>& cut, float* scratch,
-                              int thread) {
+__device__ void reduce_result(const KernelParams& p, const CutResult<T::kRows>& cut,
+                              ReduceScratch& scratch, int thread) {
   constexpr int kThreads = T::kValueThreads;
   constexpr int kRows = T::kRows;
-  constexpr int kVectors = kRows / 4;  // float4 vectors of one dim
+  constexpr int kStep = 8;  // dims of one store
   const int num_pieces = cut.num_pieces;
-  float* factor = scratch;                    // [kRows]
-  float* sums = factor + kRows;               // [kThreads][4]
-  float* weights = sums + kThreads * 4;       // [num_pieces][kRows]
+  float* factor = scratch.weights;            // [kRows]
+  float* sums = factor + kRows;               // [2 * kThreads]
+  float* weights = sums + 2 * kThreads;       // [num_pieces][kRows]
+
+  // This CTA's slice of the dims, in chunks that fit the scratch memory with all pieces; where not even
+  // eight dims do, the pieces come in groups too.
+  const int slice = ((T::kLatent + num_pieces - 1) / num_pieces + kStep - 1) / kStep * kStep;
+  const int dim_begin = min(cut.rank * slice, T::kLatent);
+  const int dim_end = min(dim_begin + slice, T::kLatent);
+  const int most_dims = scratch.partials_bytes / (num_pieces * kRows * 4) / kStep * kStep;
+  const int chunk = max(min(slice, most_dims), kStep);
+  const int group = most_dims > 0 ? num_pieces : scratch.partials_bytes / (kStep * kRows * 4);
+  const auto copy_chunk = [&](int dim, int dims, int first_piece, int last_piece) {
+    ptx::mbarrier_expect(scratch.partials_full, (last_piece - first_piece) * dims * kRows * 4);
+#pragma unroll 1
+    for (int s = first_piece; s < last_piece; ++s) {
+      const int64_t slot = partial_slot(cut.first_cta, p.group, s);
+      ptx::bulk_load(ptx::smem_address(scratch.partials + (s - first_piece) * dims * kRows),
+                     p.partial_out + (slot * T::kLatent + dim) * kRows, dims * kRows * 4,
+                     scratch.partials_full);
+    }
+  };
 
   if (thread == 0) {
     while (ptx::load_acquire(p.arrived + cut.first_cta) < static_cast<uint32_t>(num_pieces)) {
     }
+    ptx::fence_proxy_async_all();  // the copy engine reads what other CTAs stored
+    if (dim_begin < dim_end) copy_chunk(dim_begin, min(chunk, dim_end - dim_begin), 0, group);
   }
   ptx::named_barrier_sync(kValueBarrier, kThreads);
   if (thread == 0) trace(kTraceArrived);
   weigh_pieces<T>(p, cut, weights, factor, sums, thread);
   if (thread == 0) trace(kTraceWeighed);
 
-  // This CTA's slice of the dims, every float4 of it summed by `parts` threads over interleaved pieces.
-  const int slice = (T::kLatent + num_pieces - 1) / num_pieces;
-  const int dim_begin = min(cut.rank * slice, T::kLatent);
-  const int num_vectors = (min(dim_begin + slice, T::kLatent) - dim_begin) * kVectors;
-  int parts = 1;
-  while (parts < num_pieces && 2 * parts * num_vectors <= kThreads) parts *= 2;
-  const int span = kThreads / parts;  // vectors of a round
-  const int part = thread / span;
-  const int column = thread % span % kVectors * 4;  // span is a multiple of kVectors
-  constexpr int64_t kPartialFloats = static_cast<int64_t>(T::kLatent) * kRows;
-  const int64_t step = 2 * p.group * parts * kPartialFloats;
+  int dim = dim_begin;
+  int first_piece = 0;
+  float acc[kStep];  // lives across groups of pieces: then every thread has one task
 #pragma unroll 1
-  for (int first = 0; first < num_vectors; first += span) {
-    const int v = first + thread % span;
-    const int dim = dim_begin + v / kVectors;
-    float4 acc{0.0F, 0.0F, 0.0F, 0.0F};
-    if (v < num_vectors) {
-      // Piece 0 lies one slot beside the rest of the arithmetic progression.
-      const float* source =
-          p.partial_out + 2 * (cut.first_cta + part * p.group) * kPartialFloats + dim * kRows + column;
-#pragma unroll 4
-      for (int s = part; s < num_pieces; s += parts) {
-        const float* address = s == 0 ? source + kPartialFloats : source;
-        source += step;
-        const float4 value = __ldcg(reinterpret_cast<const float4*>(address));
-        const float4 w = *reinterpret_cast<const float4*>(weights + s * kRows + column);
-        acc.x = fmaf(w.x, value.x, acc.x);
-        acc.y = fmaf(w.y, value.y, acc.y);
-        acc.z = fmaf(w.z, value.z, acc.z);
-        acc.w = fmaf(w.w, value.w, acc.w);
+  while (dim < dim_end) {
+    const int dims = min(chunk, dim_end - dim);
+    const int last_piece = min(first_piece + group, num_pieces);
+    ptx::mbarrier_wait(scratch.partials_full, scratch.phase);
+    scratch.phase ^= 1;
+#pragma unroll 1
+    for (int task = thread; task < dims / kStep * kRows; task += kThreads) {
+      const int r = task % kRows;
+      const int first = task / kRows * kStep;
+      if (first_piece == 0) {
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) acc[i] = 0.0F;
       }
-    }
-    if (parts > 1) {
-      *reinterpret_cast<float4*>(sums + thread * 4) = acc;
-      ptx::named_barrier_sync(kValueBarrier, kThreads);
-#pragma unroll 1
-      for (int q = 1; q < parts && part == 0; ++q) {
-        const float4 other = *reinterpret_cast<const float4*>(sums + (q * span + thread) * 4);
-        acc.x += other.x;
-        acc.y += other.y;
-        acc.z += other.z;
-        acc.w += other.w;
+      const float* source = scratch.partials + first * kRows + r;
+#pragma unroll 2
+      for (int s = first_piece; s < last_piece; ++s) {
+        const float w = weights[s * kRows + r];
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) acc[i] = fmaf(w, source[i * kRows], acc[i]);
+        source += dims * kRows;
       }
+      if (last_piece < num_pieces || r >= cut.num_rows) continue;
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) acc[i] *= factor[r];
+      store_eight(p, cut.out[r] + dim + first, acc);
     }
-    if (part != 0 || v >= num_vectors) continue;
-    // The sums pass through shared memory so that one store serves all four rows in a loop.
-    *reinterpret_cast<float4*>(sums + thread * 4) = acc;
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const int r = column + i;
-      if (r < cut.num_rows) store_element(p, cut.out[r] + dim, sums[thread * 4 + i] * factor[r]);
+    first_piece = last_piece;
+    if (last_piece == num_pieces) {
+      first_piece = 0;
+      dim += chunk;
+    }
+    ptx::named_barrier_sync(kValueBarrier, kThreads);
+    if (thread == 0 && dim < dim_end) {
+      copy_chunk(dim, min(chunk, dim_end - dim), first_piece, min(first_piece + group, num_pieces));
     }
   }
 
