@@ -141,27 +141,62 @@ TEST(Rope, DeepSeekV3SettingsGiveItsKnownNumbers) {
   EXPECT_NEAR(rope.inv_freq()[23], std::pow(10000.0, -46.0 / 64) / 40.0, 1e-15);
 }
 
-TEST(Gemm, TheBitsOfARowDoNotDependOnTheRowsAroundIt) {
-  constexpr std::int64_t kN = 37;
-  constexpr std::int64_t kK = 300;
-  std::vector<float> w(kN * kK);
-  std::vector<float> row(kK);
-  for (std::size_t i = 0; i < w.size(); ++i) w[i] = std::sin(static_cast<float>(i) * 1.7F);
-  for (std::size_t i = 0; i < row.size(); ++i) row[i] = std::cos(static_cast<float>(i) * 0.9F);
+using Product = void (Gemm::*)(ConstMatrix, ConstMatrix, Matrix, std::int64_t, std::int64_t,
+                               std::int64_t) const;
+
+struct GemmShape {
+  std::int64_t n;
+  std::int64_t k;
+};
+
+std::vector<float> make_floats(std::int64_t count, float step, float phase) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::sin(static_cast<float>(i) * step + phase);
+  }
+  return values;
+}
+
+/// Puts one row at every place of blocks of other rows, with 1 to 3 threads, and compares its
+/// results bit by bit with the first, and that one with double sums.
+void expect_row_independence(Product product, bool transposed, GemmShape shape) {
+  const auto [n, k] = shape;
+  const std::int64_t w_stride = (transposed ? k : n) + 3;
+  const std::vector<float> w = make_floats((transposed ? n : k) * w_stride, 1.7F, 0.0F);
+  const std::vector<float> row = make_floats(k, 0.9F, 1.0F);
   std::vector<float> first;
-  for (const std::int64_t rows : {kRowBlock, 3 * kRowBlock}) {
+  for (const std::int64_t rows : {kRowBlock, 2 * kRowBlock}) {
     for (std::int64_t place = 0; place < rows; ++place) {
-      std::vector<float> x(static_cast<std::size_t>(rows * kK));
-      for (std::size_t i = 0; i < x.size(); ++i) {
-        x[i] = std::sin(static_cast<float>(i) * 0.3F + static_cast<float>(place));
-      }
-      std::copy(row.begin(), row.end(), x.begin() + place * kK);
-      std::vector<float> y(static_cast<std::size_t>(rows * kN));
-      multiply_transposed({x.data(), kK}, {w.data(), kK}, {y.data(), kN}, rows, kN, kK);
-      const std::vector<float> found(y.begin() + place * kN, y.begin() + (place + 1) * kN);
+      std::vector<float> x = make_floats(rows * k, 0.3F, static_cast<float>(place));
+      std::copy(row.begin(), row.end(), x.begin() + place * k);
+      std::vector<float> y(static_cast<std::size_t>(rows * n));
+      const Gemm gemm(1 + static_cast<int>(place % 3));
+      (gemm.*product)({x.data(), k}, {w.data(), w_stride}, {y.data(), n}, rows, n, k);
+      const std::vector<float> found(y.begin() + place * n, y.begin() + (place + 1) * n);
       if (first.empty()) first = found;
-      EXPECT_EQ(found, first) << "row " << place << " of " << rows;
+      ASSERT_EQ(found, first) << "row " << place << " of " << rows;
     }
+  }
+  for (std::int64_t j = 0; j < n; ++j) {
+    double sum = 0.0;
+    for (std::int64_t i = 0; i < k; ++i) {
+      const std::int64_t at = transposed ? j * w_stride + i : i * w_stride + j;
+      sum +=
+          static_cast<double>(row[static_cast<std::size_t>(i)]) * w[static_cast<std::size_t>(at)];
+    }
+    // k terms below 1, each rounded to 24 bits.
+    ASSERT_NEAR(first[static_cast<std::size_t>(j)], sum, static_cast<double>(k) * 0x1.0p-23);
+  }
+}
+
+TEST(Gemm, TheBitsOfARowDoNotDependOnTheRowsAroundIt) {
+  // The model's own shapes, odd ones, and more columns than one call takes.
+  for (const GemmShape shape :
+       {GemmShape{37, 300}, GemmShape{576, 256}, GemmShape{512, 64}, GemmShape{64, 512},
+        GemmShape{256, 768}, GemmShape{257, 1}, GemmShape{1, 515}}) {
+    SCOPED_TRACE(testing::Message() << "n " << shape.n << " k " << shape.k);
+    expect_row_independence(&Gemm::multiply_transposed, true, shape);
+    expect_row_independence(&Gemm::multiply, false, shape);
   }
 }
 
@@ -304,6 +339,20 @@ TEST(Config, MoeIsRefusedWithTheClassDefaults) {
   v2.replace(v2.find("V3For"), 5, "V2For");
   EXPECT_TRUE(parse_config(without).ok());  // DeepseekV3Config: the first 3 layers are dense
   EXPECT_EQ(parse_config(v2).status().code(), StatusCode::kUnsupported);  // V2: none is
+}
+
+TEST(Config, DeepNestingIsRefusedWithoutDeepRecursion) {
+  constexpr std::size_t kDepth = 300'000;
+  const std::string nested = std::string(kDepth, '[') + std::string(kDepth, ']');
+  const std::string good = SyntheticModel().config_json();
+  for (const char* key : {"hidden_size", "eos_token_id", "architectures", "rope_scaling"}) {
+    std::string bad = good;
+    if (bad.find(key) == std::string::npos) bad.insert(1, std::string("\"") + key + "\":0,");
+    const std::size_t value = bad.find(':', bad.find(key)) + 1;
+    bad.replace(value, bad.find(',', value) - value, nested);
+    EXPECT_EQ(parse_config(bad).status().code(), StatusCode::kInvalidArgument) << key;
+  }
+  EXPECT_FALSE(parse_config(nested).ok());
 }
 
 TEST(Checkpoint, EveryMissingOrMisshapenTensorIsNamed) {

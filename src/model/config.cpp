@@ -26,6 +26,12 @@ Status unsupported(const std::string& argument, const std::string& found,
 /// An entry as JSON text, short enough for a message.
 std::string shown(const Json& value) {
   constexpr std::size_t kMaxShown = 60;
+  // dump() recurses: hostile nesting would overflow the stack, so only one level is printed.
+  if (value.is_structured()) {
+    for (const Json& entry : value) {
+      if (entry.is_structured()) return value.is_array() ? "a nested array" : "a nested object";
+    }
+  }
   std::string json = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   if (json.size() > kMaxShown) json = json.substr(0, kMaxShown) + "...";
   return json;
@@ -147,8 +153,9 @@ void read_dimensions(Reader& reader, ModelConfig& config) {
 Status read_eos(Reader& reader, ModelConfig& config) {
   const Json* entry = reader.find("eos_token_id");
   if (entry == nullptr) return {};
-  const Json list = entry->is_array() ? *entry : Json::array({*entry});
-  for (const Json& token : list) {
+  const std::size_t count = entry->is_array() ? entry->size() : 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Json& token = entry->is_array() ? (*entry)[i] : *entry;
     if (!token.is_number_unsigned() || token.get<std::uint64_t>() >= std::uint64_t{kMaxDim}) {
       return bad_argument(kOperation, "eos_token_id", shown(*entry), "token ids");
     }

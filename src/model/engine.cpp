@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/diagnostics.hpp"
-#include "model/gemm.hpp"
 
 namespace mla::model {
 namespace {
@@ -67,8 +66,8 @@ Result<Engine> Engine::create(const Checkpoint& checkpoint, const EngineOptions&
   plan_options.fixed_split = kFixedSplit;
   const int hardware = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   const int wanted = options.num_threads > 0 ? options.num_threads : hardware;
-  set_gemm_threads(checkpoint.num_parameters() >= kThreadedGemmParameters ? wanted : 1);
-  return Engine(checkpoint, plan_options, *std::move(cache),
+  const bool is_large = checkpoint.num_parameters() >= kThreadedGemmParameters;
+  return Engine(checkpoint, plan_options, is_large ? wanted : 1, *std::move(cache),
                 PageAllocator(num_pages, options.page_seed));
 }
 

@@ -60,9 +60,9 @@ class Engine {
   const Transformer& transformer() const noexcept { return transformer_; }
 
  private:
-  Engine(const Checkpoint& checkpoint, const PlanOptions& plan_options, PagedCache cache,
-         PageAllocator allocator)
-      : transformer_(checkpoint, plan_options),
+  Engine(const Checkpoint& checkpoint, const PlanOptions& plan_options, int gemm_threads,
+         PagedCache cache, PageAllocator allocator)
+      : transformer_(checkpoint, plan_options, gemm_threads),
         cache_(std::move(cache)),
         allocator_(std::move(allocator)) {}
 

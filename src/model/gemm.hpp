@@ -6,8 +6,10 @@
 namespace mla::model {
 
 /// Rows of one GEMM call. Every product runs in calls of exactly this many rows (the last one
-/// padded by its caller), because a BLAS picks its kernels by the matrix sizes: with the row count
-/// fixed, the bits of a row depend on that row alone and not on how many rows share the batch.
+/// padded by its caller) that lie along the vector lanes of the BLAS kernel. Lanes run the same
+/// instructions, so the bits of a row depend neither on how many rows share the batch nor on its
+/// place among them. (Along the other axis they do: OpenBLAS's Haswell kernel sums groups of
+/// columns differently.)
 inline constexpr std::int64_t kRowBlock = 16;
 
 constexpr std::int64_t padded_rows(std::int64_t rows) noexcept {
@@ -24,15 +26,23 @@ struct Matrix {
   std::int64_t stride = 0;
 };
 
-/// y [rows, n] = x [rows, k] * w^T, w [n, k]. rows is a multiple of kRowBlock.
-void multiply_transposed(ConstMatrix x, ConstMatrix w, Matrix y, std::int64_t rows, std::int64_t n,
-                         std::int64_t k);
+class Gemm {
+ public:
+  /// Sets OpenBLAS to one thread, process-wide: its idle threads spin and it would cut the rows of
+  /// a block. Threads share the blocks and columns of a product here instead, in parts that do not
+  /// depend on their number.
+  explicit Gemm(int num_threads);
 
-/// y [rows, n] = x [rows, k] * w, w [k, n]. rows is a multiple of kRowBlock.
-void multiply(ConstMatrix x, ConstMatrix w, Matrix y, std::int64_t rows, std::int64_t n,
-              std::int64_t k);
+  /// y [rows, n] = x [rows, k] * w^T, w [n, k]. rows is a multiple of kRowBlock.
+  void multiply_transposed(ConstMatrix x, ConstMatrix w, Matrix y, std::int64_t rows,
+                           std::int64_t n, std::int64_t k) const;
 
-/// Threads of OpenBLAS, process-wide. Its idle threads spin, so one is best for small models.
-void set_gemm_threads(int num_threads);
+  /// y [rows, n] = x [rows, k] * w, w [k, n]. rows is a multiple of kRowBlock.
+  void multiply(ConstMatrix x, ConstMatrix w, Matrix y, std::int64_t rows, std::int64_t n,
+                std::int64_t k) const;
+
+ private:
+  int num_threads_;
+};
 
 }  // namespace mla::model

@@ -6,7 +6,6 @@
 
 #include "core/diagnostics.hpp"
 #include "core/numeric.hpp"
-#include "model/gemm.hpp"
 
 namespace mla::model {
 namespace {
@@ -47,11 +46,12 @@ DType query_dtype(KvFormat format) {
 
 }  // namespace
 
-Transformer::Transformer(const Checkpoint& checkpoint, const PlanOptions& options)
+Transformer::Transformer(const Checkpoint& checkpoint, const PlanOptions& options, int gemm_threads)
     : checkpoint_(checkpoint),
       config_(checkpoint.config),
       rope_(checkpoint.config),
-      plans_(options) {}
+      plans_(options),
+      gemm_(gemm_threads) {}
 
 AttentionStats Transformer::attention_stats() const noexcept {
   AttentionStats stats = stats_;
@@ -139,15 +139,15 @@ void Transformer::project_query(const LayerWeights& weights) {
   std::int64_t depth = hidden;
   if (rank > 0) {
     q_latent_.resize(elements(rows_, rank));
-    multiply_transposed(input, {weights.q_a.data(), hidden}, {q_latent_.data(), rank}, rows_, rank,
-                        hidden);
+    gemm_.multiply_transposed(input, {weights.q_a.data(), hidden}, {q_latent_.data(), rank}, rows_,
+                              rank, hidden);
     rms_norm(q_latent_.data(), rank, weights.q_a_norm, kLatentNormEps, q_latent_.data(), rank,
              rows_);
     input = {q_latent_.data(), rank};
     depth = rank;
   }
-  multiply_transposed(input, {weights.q_proj.data(), depth}, {q_.data(), width}, rows_, width,
-                      depth);
+  gemm_.multiply_transposed(input, {weights.q_proj.data(), depth}, {q_.data(), width}, rows_, width,
+                            depth);
 }
 
 /// q16 [rows, H, L + R] = (q_nope W_UK | rotated q_pe): the query in the space of the cached
@@ -162,8 +162,8 @@ void Transformer::absorb_query(std::int64_t layer, std::int64_t num_tokens, DTyp
   absorbed_.resize(elements(rows_, rank));
   for (std::int64_t head = 0; head < config_.num_heads; ++head) {
     float* q_head = q_.data() + head * config_.qk_head_dim();
-    multiply({q_head, q_stride}, {checkpoint_.w_uk(layer, head), rank}, {absorbed_.data(), rank},
-             rows_, rank, nope);
+    gemm_.multiply({q_head, q_stride}, {checkpoint_.w_uk(layer, head), rank},
+                   {absorbed_.data(), rank}, rows_, rank, nope);
     for (std::int64_t row = 0; row < num_tokens; ++row) {
       float* q_pe = q_head + row * q_stride + nope;
       rope_.rotate(cos_sin_.data() + row * rope, q_pe);
@@ -178,9 +178,9 @@ void Transformer::append_latents(std::int64_t layer, const StepBatch& batch, Pag
   const LayerWeights& weights = checkpoint_.layers[static_cast<std::size_t>(layer)];
   const std::int64_t width = config_.latent_dim();
   kv_.resize(elements(rows_, width));
-  multiply_transposed({normed_.data(), config_.hidden_size},
-                      {weights.kv_a.data(), config_.hidden_size}, {kv_.data(), width}, rows_, width,
-                      config_.hidden_size);
+  gemm_.multiply_transposed({normed_.data(), config_.hidden_size},
+                            {weights.kv_a.data(), config_.hidden_size}, {kv_.data(), width}, rows_,
+                            width, config_.hidden_size);
   rms_norm(kv_.data(), width, weights.kv_a_norm, kLatentNormEps, kv_.data(), width, rows_);
   for (std::int64_t row = 0; row < batch.num_tokens(); ++row) {
     float* token = kv_.data() + row * width;
@@ -217,13 +217,14 @@ void Transformer::project_output(std::int64_t layer) {
   const std::int64_t width = config_.num_heads * value_dim;
   heads_.resize(elements(rows_, width));
   for (std::int64_t head = 0; head < config_.num_heads; ++head) {
-    multiply_transposed({latent_out_.data() + head * rank, config_.num_heads * rank},
-                        {checkpoint_.w_uv(layer, head), rank},
-                        {heads_.data() + head * value_dim, width}, rows_, value_dim, rank);
+    gemm_.multiply_transposed({latent_out_.data() + head * rank, config_.num_heads * rank},
+                              {checkpoint_.w_uv(layer, head), rank},
+                              {heads_.data() + head * value_dim, width}, rows_, value_dim, rank);
   }
   projected_.resize(x_.size());
-  multiply_transposed({heads_.data(), width}, {weights.o_proj.data(), width},
-                      {projected_.data(), config_.hidden_size}, rows_, config_.hidden_size, width);
+  gemm_.multiply_transposed({heads_.data(), width}, {weights.o_proj.data(), width},
+                            {projected_.data(), config_.hidden_size}, rows_, config_.hidden_size,
+                            width);
   add(x_, projected_);
 }
 
@@ -235,15 +236,15 @@ void Transformer::mlp(const LayerWeights& weights) {
   gate_.resize(elements(rows_, width));
   up_.resize(gate_.size());
   const ConstMatrix input{normed_.data(), hidden};
-  multiply_transposed(input, {weights.gate.data(), hidden}, {gate_.data(), width}, rows_, width,
-                      hidden);
-  multiply_transposed(input, {weights.up.data(), hidden}, {up_.data(), width}, rows_, width,
-                      hidden);
+  gemm_.multiply_transposed(input, {weights.gate.data(), hidden}, {gate_.data(), width}, rows_,
+                            width, hidden);
+  gemm_.multiply_transposed(input, {weights.up.data(), hidden}, {up_.data(), width}, rows_, width,
+                            hidden);
   for (std::size_t i = 0; i < gate_.size(); ++i) {
     gate_[i] = gate_[i] / (1.0F + std::exp(-gate_[i])) * up_[i];
   }
-  multiply_transposed({gate_.data(), width}, {weights.down.data(), width},
-                      {projected_.data(), hidden}, rows_, hidden, width);
+  gemm_.multiply_transposed({gate_.data(), width}, {weights.down.data(), width},
+                            {projected_.data(), hidden}, rows_, hidden, width);
   add(x_, projected_);
 }
 
@@ -258,8 +259,8 @@ void Transformer::head(const StepBatch& batch, std::vector<float>& logits) {
              hidden, 1);
   }
   logits.resize(elements(rows, config_.vocab_size));
-  multiply_transposed({normed_.data(), hidden}, {checkpoint_.output_head().data(), hidden},
-                      {logits.data(), config_.vocab_size}, rows, config_.vocab_size, hidden);
+  gemm_.multiply_transposed({normed_.data(), hidden}, {checkpoint_.output_head().data(), hidden},
+                            {logits.data(), config_.vocab_size}, rows, config_.vocab_size, hidden);
   logits.resize(elements(wanted, config_.vocab_size));
 }
 

@@ -8,6 +8,7 @@
 
 #include "mla/decode.hpp"
 #include "model/checkpoint.hpp"
+#include "model/gemm.hpp"
 #include "model/paged_cache.hpp"
 #include "model/plan_cache.hpp"
 #include "model/rope.hpp"
@@ -45,7 +46,7 @@ class Transformer {
  public:
   /// The checkpoint must outlive the object. `options.fixed_split` makes a row's bits independent
   /// of the batch around it, together with the fixed row blocks of gemm.hpp.
-  Transformer(const Checkpoint& checkpoint, const PlanOptions& options);
+  Transformer(const Checkpoint& checkpoint, const PlanOptions& options, int gemm_threads);
 
   /// Appends the step's latents to the cache and writes logits [logit_rows, vocab]. The arrays of
   /// the batch must agree in size and tokens lie in the vocabulary; libmla checks the rest.
@@ -74,6 +75,7 @@ class Transformer {
   const ModelConfig& config_;
   Rope rope_;
   PlanCache plans_;
+  Gemm gemm_;
   AttentionStats stats_;
   std::string backend_name_;
 
