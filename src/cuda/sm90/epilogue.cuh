@@ -32,10 +32,6 @@ __device__ __forceinline__ float join_sink(const float* sinks, int head, float& 
   return join_finite_sink(sink, lse);
 }
 
-__device__ __forceinline__ int64_t row_offset(const RowStrides& stride, int64_t token, int head) {
-  return token * stride.token + head * stride.head;
-}
-
 __device__ __forceinline__ void store_element(const KernelParams& p, int64_t offset, float value) {
   switch (static_cast<DType>(p.out_dtype)) {
     case DType::kF32: static_cast<float*>(p.out)[offset] = value; return;
@@ -49,38 +45,52 @@ __device__ __forceinline__ uint32_t pack_output(float a, float b, bool is_f16) {
   return is_f16 ? pack<__half>(a, b) : pack<__nv_bfloat16>(a, b);
 }
 
-/// 16-bit output through a staging tile of [row][64 dims], so that rows leave as 16-byte vectors.
+/// 16-bit output through a staging tile of [row][kStageDims], so that rows leave as 16-byte vectors. One
+/// value warpgroup; `stage` is its half of a P buffer that the scores may not write yet.
 template <class T>
 __device__ void store_staged(const KernelParams& p, const Piece<T::kRows>& piece,
                              const Stats<T::kRows>& stats,
                              const float (&o)[T::kValueChunks][T::kRows / 2], int member, char* stage,
                              int warp, int lane) {
+  constexpr int kSteps = 64 / T::kStageDims;      // of one chunk
+  constexpr int kPitch = T::kStageDims * 2;       // bytes of a staged row
+  constexpr int kVectors = T::kStageDims / 8;     // 16-byte vectors of a staged row
   const uint32_t stage_address = ptx::smem_address(stage);
   const int thread = warp * 32 + lane;
   const bool is_f16 = static_cast<DType>(p.out_dtype) == DType::kF16;
-  auto* out = static_cast<uint16_t*>(p.out) + member * T::kValueChunks * 64;
+  const auto swizzled = [](int row, int vector) {
+    return row * kPitch + ((vector ^ (kVectors == 8 ? row & 7 : row >> 1 & 3)) << 4);
+  };
 #pragma unroll
   for (int c = 0; c < T::kValueChunks; ++c) {
-    ptx::named_barrier_sync(kStageBarrier + member, 128);
-#pragma unroll
-    for (int j = 0; j < T::kRows / 8; ++j) {
-      const float f0 = stats.final_scale[column_of(j, 0, lane)];
-      const float f1 = stats.final_scale[column_of(j, 1, lane)];
-      const int row = 8 * j + lane % 8;
-      const uint32_t vector = (2 * warp + (lane >> 3 & 1)) ^ (row & 7);
-      ptx::stmatrix_x2_trans(stage_address + row * 128 + (vector << 4),
-                             pack_output(o[c][4 * j] * f0, o[c][4 * j + 1] * f1, is_f16),
-                             pack_output(o[c][4 * j + 2] * f0, o[c][4 * j + 3] * f1, is_f16));
-    }
-    ptx::named_barrier_sync(kStageBarrier + member, 128);
 #pragma unroll 1
-    for (int idx = thread; idx < piece.num_rows * 8; idx += 128) {
-      const int r = idx / 8;
-      const int v = idx % 8;
-      *reinterpret_cast<uint4*>(out + piece.out[r] + c * 64 + v * 8) =
-          *reinterpret_cast<const uint4*>(stage + r * 128 + ((v ^ (r & 7)) << 4));
+    for (int step = 0; step < kSteps; ++step) {
+      ptx::named_barrier_sync(kStageBarrier + member, 128);
+      if (warp / (4 / kSteps) == step) {  // the warps that hold these dims
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; ++j) {
+          const float f0 = stats.final_scale[column_of(j, 0, lane)];
+          const float f1 = stats.final_scale[column_of(j, 1, lane)];
+          const int vector = 2 * (warp % (4 / kSteps)) + (lane >> 3 & 1);
+          ptx::stmatrix_x2_trans(stage_address + swizzled(8 * j + lane % 8, vector),
+                                 pack_output(o[c][4 * j] * f0, o[c][4 * j + 1] * f1, is_f16),
+                                 pack_output(o[c][4 * j + 2] * f0, o[c][4 * j + 3] * f1, is_f16));
+        }
+      }
+      ptx::named_barrier_sync(kStageBarrier + member, 128);
+      const int dim = (member * T::kValueChunks + c) * 64 + step * T::kStageDims;
+#pragma unroll 1
+      for (int idx = thread; idx < piece.num_rows * kVectors; idx += 128) {
+        const int r = idx / kVectors;
+        const int v = idx % kVectors;
+        const int64_t offset = row_offset(p.out_stride, piece.row_token[r], piece.row_head[r]) + dim + v * 8;
+        *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + offset) =
+            *reinterpret_cast<const uint4*>(stage + swizzled(r, v));
+      }
     }
   }
+  // Scores' ordinary writes follow these reads in the same buffer; the tensor cores read those.
+  ptx::named_barrier_sync(kStageBarrier + member, 128);
 }
 
 /// Output element by element from a partial of this CTA.
@@ -90,7 +100,9 @@ __device__ __noinline__ void store_elements(const KernelParams& p, const Piece<T
   for (int idx = thread; idx < T::kLatent * T::kRows; idx += T::kValueThreads) {
     const int r = idx / T::kLatent;
     const int dim = idx % T::kLatent;
-    if (r < piece.num_rows) store_element(p, piece.out[r] + dim, __ldcg(partial + dim * T::kRows + r));
+    if (r >= piece.num_rows) continue;
+    const int64_t offset = row_offset(p.out_stride, piece.row_token[r], piece.row_head[r]);
+    store_element(p, offset + dim, __ldcg(partial + dim * T::kRows + r));
   }
 }
 
@@ -122,7 +134,7 @@ __device__ __noinline__ void store_padding(const KernelParams& p, int latent, in
   const int64_t first = __ldg(p.query_start_loc + p.num_requests);
   const int64_t num_rows = (p.num_tokens - first) * p.num_heads;
   for (int64_t r = blockIdx.x; r < num_rows; r += gridDim.x) {
-    const int64_t token = first + r / p.num_heads;
+    const int token = static_cast<int>(first + r / p.num_heads);
     const int head = static_cast<int>(r % p.num_heads);
     for (int d = thread; d < latent; d += kThreads) {
       store_element(p, row_offset(p.out_stride, token, head) + d, 0.0F);

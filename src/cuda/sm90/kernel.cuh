@@ -36,8 +36,9 @@
 //   stats_empty           every value warp            scores           every piece
 //   partials_full         the copy engine (bytes)     values           every chunk of a merge
 //
-// Shared memory (traits.cuh): ring kSlots x 8192 | Q N*1152 | P 2 x N*128 | staging N*128 a value
-// warpgroup | SmallShared N*192 + 1024. Slots: 25 / 21 / 14 for N = 16 / 32 / 64 at (512, 64).
+// Shared memory (traits.cuh): ring kSlots x 8192 | Q N*1152 | P 2 x N*128 | SmallShared N*88 + 512.
+// Slots: 25 / 22 / 16 for N = 16 / 32 / 64 at (512, 64). Output is staged through the P buffer of the
+// last tile, which is released after it.
 #pragma once
 
 #include "cuda/sm90/epilogue.cuh"
@@ -210,10 +211,11 @@ __device__ void finish_scores(const Context<T>& c, const Piece<T::kRows>& piece,
     if (!piece.whole) {
       const int slot = 2 * static_cast<int>(blockIdx.x) + (piece.rank == 0 ? 1 : 0);
       __stcg(p.partial_lse + slot * T::kRows + r, r < piece.num_rows ? lse : -INFINITY);
-      __threadfence();
     } else if (r < piece.num_rows) {
-      factor *= join_sink(p.sinks, piece.head[r], lse) * scale_of(p.bmm2_scale, p.bmm2_scale_pointer);
-      if (p.lse != nullptr) p.lse[piece.lse[r]] = lse * p.lse_factor;
+      factor *= join_sink(p.sinks, piece.row_head[r], lse) * scale_of(p.bmm2_scale, p.bmm2_scale_pointer);
+      if (p.lse != nullptr) {
+        p.lse[row_offset(p.lse_stride, piece.row_token[r], piece.row_head[r])] = lse * p.lse_factor;
+      }
     }
     stats.final_scale[r] = factor;
   }
@@ -247,7 +249,7 @@ __device__ void score_role(const Context<T>& c) {
     ptx::mbarrier_wait(ptx::smem_address(&c.barriers.query_full), count & 1);
     if (p.alibi_slopes != nullptr) {
       const int r = c.warp * 32 + c.lane;
-      if (r < T::kRows) stats.slope[r] = __ldg(p.alibi_slopes + piece.head[r]) * kLog2E;
+      if (r < T::kRows) stats.slope[r] = __ldg(p.alibi_slopes + piece.row_head[r]) * kLog2E;
       ptx::named_barrier_sync(kScoreBarrier, 128);
     }
     if (threadIdx.x == 128) trace(kTraceQuery);
@@ -312,10 +314,37 @@ __device__ void score_role(const Context<T>& c) {
   }
 }
 
-/// A finished piece: to out, or to this CTA's partial slot.
+/// Frees the ring slots of a value warpgroup one by one, as their products finish.
+template <class T>
+__device__ void release_chunks(RingCursor<T::kSlots> cursor, uint32_t empty, int lane) {
+  const auto release = [&] {
+    if (lane == 0) ptx::mbarrier_arrive(empty + cursor.slot * 8);
+    cursor.advance();
+  };
+  if constexpr (T::kValueChunks == 8) {
+    wgmma_wait<6>();
+    release();
+    release();
+    wgmma_wait<4>();
+    release();
+    release();
+  }
+  if constexpr (T::kValueChunks >= 4) {
+    wgmma_wait<2>();
+    release();
+    release();
+  }
+  wgmma_wait<0>();
+  release();
+  release();
+}
+
+/// A finished piece: to out, or to this CTA's partial slot. `buffer` is the P buffer of its last tile,
+/// -1 when it has none.
 template <class T>
 __device__ void store_piece(const Context<T>& c, const Piece<T::kRows>& piece,
-                            const float (&o)[T::kValueChunks][T::kRows / 2], int member, int thread) {
+                            const float (&o)[T::kValueChunks][T::kRows / 2], int member, int thread,
+                            int buffer) {
   const KernelParams& p = c.p;
   const Stats<T::kRows>& stats = c.small.stats;
   if (!piece.whole) {
@@ -326,12 +355,13 @@ __device__ void store_piece(const Context<T>& c, const Piece<T::kRows>& piece,
     announce_partial<T::kValueThreads>(p, piece.first_cta, thread);
     return;
   }
-  if (p.out_vector_stores) {
-    char* stage = c.shared + T::kStageOffset + member * T::kStageBytes;
+  if (p.out_vector_stores && buffer >= 0) {
+    char* stage =
+        c.shared + T::kProbabilityOffset + buffer * T::kProbabilityBytes + member * T::kStageBytes;
     store_staged<T>(p, piece, stats, o, member, stage, c.warp, c.lane);
     return;
   }
-  // f32 output and unaligned rows pass through a partial slot of their own, element by element.
+  // f32 output, unaligned rows and rows without keys pass through a partial slot of their own.
   float* partial =
       p.partial_out + (2 * gridDim.x + static_cast<int64_t>(blockIdx.x)) * T::kLatent * T::kRows;
   store_partial<T>(partial, stats, o, member, c.warp, c.lane);
@@ -356,6 +386,7 @@ __device__ void value_role(const Context<T>& c, int member) {
     const Piece<T::kRows>& piece = c.wait_piece(count);
     if (!piece.valid) break;
     const int tile_end = piece.tile_end;
+    int last_buffer = -1;
 #pragma unroll
     for (int i = 0; i < T::kValueChunks; ++i) {
 #pragma unroll
@@ -394,26 +425,25 @@ __device__ void value_role(const Context<T>& c, int member) {
         for (int k = 0; k < 4; ++k) {
           Mma::template ss<1>(o[i], values + (k * 2048 >> 4), probabilities + (k * 32 >> 4));
         }
+        wgmma_commit();
         cursor.advance();
       }
-      wgmma_commit();
-      wgmma_wait<0>();
-      cursor = first;
-#pragma unroll
-      for (int i = 0; i < T::kValueChunks; ++i) {
-        if (c.lane == 0) ptx::mbarrier_arrive(empty + cursor.slot * 8);
-        cursor.advance();
+      release_chunks<T>(first, empty, c.lane);
+      // The last tile's P buffer stages the output first.
+      last_buffer = b;
+      if (tile + 1 < tile_end && c.lane == 0) {
+        ptx::mbarrier_arrive(ptx::smem_address(&c.barriers.p_empty[b]));
       }
-      if (c.lane == 0) ptx::mbarrier_arrive(ptx::smem_address(&c.barriers.p_empty[b]));
       tile_start = tile_start.ahead(T::kChunks);
       ++tile_count;
     }
 
     if (thread == 0) trace(kTraceValuesDone);
     ptx::mbarrier_wait(ptx::smem_address(&c.barriers.stats_full), count & 1);
-    store_piece(c, piece, o, member, thread);
+    store_piece(c, piece, o, member, thread, last_buffer);
     __syncwarp();
     if (c.lane == 0) {
+      if (last_buffer >= 0) ptx::mbarrier_arrive(ptx::smem_address(&c.barriers.p_empty[last_buffer]));
       ptx::mbarrier_arrive(ptx::smem_address(&c.barriers.stats_empty));
       c.release_piece(count);
     }

@@ -197,16 +197,21 @@ struct Piece {
   int first_cta;               // CTA of its first piece
   int num_pieces;
   int rank;                    // of this piece
+  int position;                // global position of the first row
+  int token;                   // of the first row
   // By row.
   int row_key_begin[kRows];
   int row_key_end[kRows];
-  int position[kRows];
-  int head[kRows];
-  int64_t q_nope[kRows];       // element offsets
-  int64_t q_pe[kRows];
-  int64_t out[kRows];
-  int64_t lse[kRows];
+  int row_token[kRows];
+  int row_head[kRows];
+
+  __device__ int row_position(int r) const { return position + row_token[r] - token; }
 };
+
+/// Element offset of a row.
+__device__ __forceinline__ int64_t row_offset(const RowStrides& stride, int token, int head) {
+  return token * stride.token + head * stride.head;
+}
 
 /// Walks the pieces of one CTA's share. One warp, convergent. A piece is written in two steps, so that
 /// copies can begin after the first.
@@ -247,15 +252,9 @@ class PieceWalk {
       // Columns past num_rows repeat the last row with Q = 0; their results are dropped.
       const int row = row_begin_ + min(r, num_rows - 1);
       const int i = p_.heads_divisor.divide(row);
-      const int head = row - i * p_.num_heads;
-      const int64_t token = current_.first_token + i;
-      piece.head[r] = head;
-      piece.q_nope[r] = token * p_.q_nope_stride.token + head * p_.q_nope_stride.head;
-      piece.q_pe[r] = token * p_.q_pe_stride.token + head * p_.q_pe_stride.head;
-      piece.out[r] = token * p_.out_stride.token + head * p_.out_stride.head;
-      piece.lse[r] = token * p_.lse_stride.token + head * p_.lse_stride.head;
+      piece.row_token[r] = current_.first_token + i;
+      piece.row_head[r] = row - i * p_.num_heads;
       const int position = current_.first_position + i;
-      piece.position[r] = position;
       piece.row_key_begin[r] = token_key_begin(p_, position);
       piece.row_key_end[r] = token_key_end(p_, position, current_.seq_len);
     }
@@ -284,6 +283,8 @@ class PieceWalk {
         min(max(to + offset, current_.tile_begin), (key_end + kTileKeys - 1) / kTileKeys);
     piece.valid = 1;
     piece.request = request_;
+    piece.position = first;
+    piece.token = first - current_.first_position + current_.first_token;
     piece.num_rows = num_rows;
     piece.key_begin = key_begin;
     piece.key_end = key_end;
@@ -295,27 +296,23 @@ class PieceWalk {
     return true;
   }
 
-  /// The cuts that fall inside a result belong to consecutive workers.
+  /// The cuts that fall inside a result belong to consecutive workers. Both ends are guessed and then
+  /// moved by a step or two.
   __device__ void find_cuts(Piece<kRows>& piece) const {
     const int start = start_;
-    const int cost = current_.result_cost;
-    const float guess = static_cast<float>(start) * static_cast<float>(share_.workers) /
-                        static_cast<float>(share_.total);
-    int worker = max(static_cast<int>(guess) - 2, 0);
+    const int end = start + current_.result_cost;
+    const float workers_per_cost = static_cast<float>(share_.workers) / static_cast<float>(share_.total);
+    // The first worker whose cut lies inside: raw cuts that snap to the start do not count.
+    int first = max(static_cast<int>(static_cast<float>(start) * workers_per_cost) - 1, 0);
 #pragma unroll 1
-    while (share_.raw_cut(worker) <= start || snap_cut(p_, share_.raw_cut(worker), start, cost) == start) {
-      ++worker;
-    }
-    int cuts = 1;
+    while (share_.raw_cut(first) < start + p_.piece_overhead + p_.min_piece) ++first;
+    // The first worker past it.
+    int last = max(static_cast<int>(static_cast<float>(end) * workers_per_cost) - 2, first);
 #pragma unroll 1
-    while (worker + cuts < share_.workers) {
-      const int raw = share_.raw_cut(worker + cuts);
-      if (raw >= start + cost || snap_cut(p_, raw, start, cost) == start + cost) break;
-      ++cuts;
-    }
-    const int first_worker = worker - 1;
+    while (last < share_.workers && share_.raw_cut(last) <= end - p_.min_piece) ++last;
+    const int first_worker = first - 1;
     piece.first_cta = first_worker * p_.group + member_;
-    piece.num_pieces = cuts + 1;
+    piece.num_pieces = last - first + 1;
     piece.rank = p_.group_divisor.divide(blockIdx.x) - first_worker;
   }
 

@@ -59,7 +59,7 @@ class TileLoader {
       int page = tile < tile_end ? __ldg(table + tile) : 0;
       for (; tile < tile_end; ++tile) {
         const int next_page = tile + 1 < tile_end ? __ldg(table + tile + 1) : 0;
-#pragma unroll 1
+#pragma unroll 3
         for (int i = 0; i < T::kChunks; ++i) {
           const uint32_t slot_full = acquire(box_bytes_);
           ptx::tma_load_3d(ring_ + cursor_.slot * T::kSlotBytes, kv_map_, chunk_column<T>(i) * 64, 0, page,
@@ -166,9 +166,10 @@ __device__ void load_query(const KernelParams& p, const Piece<T::kRows>& piece, 
     const int chunk = v / 8;
     char* target = query + chunk * (T::kRows * 128) + r * 128 + ((v % 8 ^ r % 8) << 4);
     const bool latent = chunk < T::kLatentChunks;
-    const Element* source = latent
-                                ? static_cast<const Element*>(p.q_nope) + piece.q_nope[r] + v * 8
-                                : static_cast<const Element*>(p.q_pe) + piece.q_pe[r] + (v * 8 - T::kLatent);
+    const int64_t row =
+        row_offset(latent ? p.q_nope_stride : p.q_pe_stride, piece.row_token[r], piece.row_head[r]);
+    const Element* source =
+        static_cast<const Element*>(latent ? p.q_nope : p.q_pe) + row + (v * 8 - (latent ? 0 : T::kLatent));
     if (r >= num_rows) {
       *reinterpret_cast<uint4*>(target) = uint4{0, 0, 0, 0};
     } else if (p.q_vector_loads) {

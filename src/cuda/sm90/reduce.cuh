@@ -17,9 +17,8 @@ struct CutResult {
   int num_pieces;
   int rank;        // of this CTA's piece
   int num_rows;
+  int token[kRows];
   int head[kRows];
-  int64_t out[kRows];
-  int64_t lse[kRows];
 };
 
 /// The partial slot of piece s: the first piece of a result is in slot 1 of its CTA, later ones in 0.
@@ -37,16 +36,15 @@ __device__ void keep_cut(CutResult<T::kRows>& cut, const Piece<T::kRows>& piece,
     cut.num_rows = piece.num_rows;
   }
   if (thread < T::kRows) {
-    cut.head[thread] = piece.head[thread];
-    cut.out[thread] = piece.out[thread];
-    cut.lse[thread] = piece.lse[thread];
+    cut.token[thread] = piece.row_token[thread];
+    cut.head[thread] = piece.row_head[thread];
   }
 }
 
-/// After the last store of a partial by these threads.
+/// After the last store of a partial by these threads. One thread's release covers what the barrier, and
+/// the scores' barrier before it, have shown to that thread.
 template <int kThreads>
 __device__ void announce_partial(const KernelParams& p, int first_cta, int thread) {
-  __threadfence();
   ptx::named_barrier_sync(kValueBarrier, kThreads);
   if (thread == 0) ptx::atomic_add_acq_rel(p.arrived + first_cta, 1);
 }
@@ -93,7 +91,7 @@ __device__ void weigh_pieces(const KernelParams& p, const CutResult<T::kRows>& c
     if (r < cut.num_rows) {
       const float sink_weight = join_sink(p.sinks, cut.head[r], lse);
       if (sum > 0.0F) scale = sink_weight * scale_of(p.bmm2_scale, p.bmm2_scale_pointer) / sum;
-      if (cut.rank == 0 && p.lse != nullptr) p.lse[cut.lse[r]] = lse * p.lse_factor;
+      if (cut.rank == 0 && p.lse != nullptr) p.lse[row_offset(p.lse_stride, cut.token[r], cut.head[r])] = lse * p.lse_factor;
     }
     factor[r] = scale;
   }
@@ -194,7 +192,7 @@ __device__ void reduce_result(const KernelParams& p, const CutResult<T::kRows>& 
       if (last_piece < num_pieces || r >= cut.num_rows) continue;
 #pragma unroll
       for (int i = 0; i < kStep; ++i) acc[i] *= factor[r];
-      store_eight(p, cut.out[r] + dim + first, acc);
+      store_eight(p, row_offset(p.out_stride, cut.token[r], cut.head[r]) + dim + first, acc);
     }
     first_piece = last_piece;
     if (last_piece == num_pieces) {

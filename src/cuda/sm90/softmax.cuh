@@ -43,7 +43,7 @@ __device__ void transform_scores(const KernelParams& p, const Stats<kRows>& stat
                                  int lane, float (&s)[kRows / 2]) {
   for (int half = 0; half < 2; ++half) {
     const int key = first_key + 16 * warp + lane / 4 + 8 * half;
-    const int64_t position = global_position(p.cp, key);
+    const auto position = static_cast<int>(p.cp.world > 1 ? global_position(p.cp, key) : key);
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {
 #pragma unroll
@@ -57,7 +57,7 @@ __device__ void transform_scores(const KernelParams& p, const Stats<kRows>& stat
         x *= kLog2E;
         const int column = column_of(j, i, lane);
         if (p.alibi_slopes != nullptr) {
-          x += stats.slope[column] * static_cast<float>(position - piece.position[column]);
+          x += stats.slope[column] * static_cast<float>(position - piece.row_position(column));
         }
         s[4 * j + 2 * half + i] = x;
       }

@@ -35,16 +35,15 @@ struct Traits {
   static constexpr int kSlotBytes = kTileKeys * 64 * 2;            // one chunk: 64 keys x 64 values
   static constexpr int kQueryBytes = kRows * kChunks * 128;
   static constexpr int kProbabilityBytes = kRows * 128;            // 64 keys, one buffer
-  static constexpr int kStageBytes = kRows * 128;                  // output staging, one warpgroup
-  static constexpr int kStatsBytes = kRows * 192 + 1024;            // Shared in kernel.cuh fits (asserted)
+  static constexpr int kStageDims = 64 / kValueWarpgroups;         // output staged through a P buffer
+  static constexpr int kStageBytes = kProbabilityBytes / kValueWarpgroups;
+  static constexpr int kStatsBytes = kRows * 88 + 512;             // SmallShared fits (asserted)
   static constexpr int kLimitBytes = 232448 - 1024;                // less the alignment slack
-  static constexpr int kFixedBytes = kQueryBytes + 2 * kProbabilityBytes +
-                                     kValueWarpgroups * kStageBytes + kStatsBytes;
+  static constexpr int kFixedBytes = kQueryBytes + 2 * kProbabilityBytes + kStatsBytes;
   static constexpr int kSlots = (kLimitBytes - kFixedBytes) / kSlotBytes;
   static constexpr int kQueryOffset = kSlots * kSlotBytes;
   static constexpr int kProbabilityOffset = kQueryOffset + kQueryBytes;
-  static constexpr int kStageOffset = kProbabilityOffset + 2 * kProbabilityBytes;
-  static constexpr int kStatsOffset = kStageOffset + kValueWarpgroups * kStageBytes;
+  static constexpr int kStatsOffset = kProbabilityOffset + 2 * kProbabilityBytes;
   static constexpr int kSharedBytes = kStatsOffset + kStatsBytes + 1024;
 
   static_assert(kRows % 16 == 0 && kRows <= 64, "a row block is 16, 32 or 64 rows");
