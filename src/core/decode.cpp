@@ -1,8 +1,8 @@
 // The whole call: problem -> validate -> plan -> backend (-> combine -> output).
 #include "mla/decode.hpp"
 
+#include <algorithm>
 #include <new>
-#include <stdexcept>
 
 #include "core/backend.hpp"
 #include "core/diagnostics.hpp"
@@ -21,8 +21,6 @@ Result<Value> guarded(const char* operation, Function&& function) noexcept {
   try {
     return function();
   } catch (const std::bad_alloc&) {
-    return Status(StatusCode::kOutOfMemory, std::string(operation) + ": out of host memory");
-  } catch (const std::length_error&) {  // a vector larger than the address space
     return Status(StatusCode::kOutOfMemory, std::string(operation) + ": out of host memory");
   } catch (const std::exception& error) {
     return Status(StatusCode::kInternal, std::string(operation) + ": " + error.what());
@@ -105,7 +103,13 @@ Result<std::vector<Split>> splits(const DecodePlan& plan, const std::int32_t* se
                           text(state.problem.num_requests, " lengths"));
     }
     MLA_RETURN_IF_ERROR(validate_lengths("splits", state.problem, lengths));
-    const ScheduleBounds bounds = schedule_bounds(state);
+    // The list is as long as this batch needs, not as the longest that the plan could serve.
+    PlanState batch = state;
+    batch.problem.max_seq_len = 0;
+    for (std::int64_t b = 0; b < state.problem.num_requests && seq_lens != nullptr; ++b) {
+      batch.problem.max_seq_len = std::max<std::int64_t>(batch.problem.max_seq_len, seq_lens[b]);
+    }
+    const ScheduleBounds bounds = schedule_bounds(batch);
     std::vector<Split> made(static_cast<std::size_t>(bounds.num_splits));
     std::vector<MergeTask> merges(static_cast<std::size_t>(bounds.num_merges));
     std::vector<std::int32_t> worker_begin(static_cast<std::size_t>(state.num_workers) + 1);
