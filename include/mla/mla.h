@@ -121,7 +121,7 @@ typedef struct mla_tensors {
 MLA_C_API void mla_tensors_init(mla_tensors* tensors);
 
 /* A contiguous tensor of 1 to 4 dimensions. */
-MLA_C_API mla_tensor mla_contiguous(const void* data, mla_dtype dtype, int32_t rank,
+MLA_C_API mla_tensor mla_contiguous(const void* data, int32_t dtype, int32_t rank,
                                     const int64_t* shape);
 
 typedef struct mla_plan mla_plan; /* immutable; may be shared between threads */
@@ -144,7 +144,7 @@ MLA_C_API mla_status mla_run(const mla_plan* plan, const mla_tensors* tensors, v
 /* Merges `count` states given as parallel arrays; see mla::merge. */
 MLA_C_API mla_status mla_merge(const mla_tensor* outs, const mla_tensor* lses, int64_t count,
                                const mla_tensor* merged_out, const mla_tensor* merged_lse,
-                               mla_lse_base lse_base);
+                               int32_t lse_base);
 
 /* Rows of the backend table. reject_reason is "" when the row runs on this machine; strings live until
  * the calling thread's next mla_backend call. */
@@ -152,7 +152,7 @@ MLA_C_API int32_t mla_num_backends(void);
 MLA_C_API mla_status mla_backend(int32_t index, const char** name, const char** description,
                                  const char** reject_reason);
 
-MLA_C_API const char* mla_status_string(mla_status status);
+MLA_C_API const char* mla_status_string(int32_t status);
 MLA_C_API const char* mla_last_error(void); /* "" when the thread's last call succeeded */
 MLA_C_API const char* mla_version(void);
 

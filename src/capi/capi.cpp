@@ -148,7 +148,7 @@ void mla_tensors_init(mla_tensors* tensors) {
   tensors->bmm2_scale.value = 1.0F;
 }
 
-mla_tensor mla_contiguous(const void* data, mla_dtype dtype, int32_t rank, const int64_t* shape) {
+mla_tensor mla_contiguous(const void* data, int32_t dtype, int32_t rank, const int64_t* shape) {
   mla_tensor tensor{};
   tensor.data = const_cast<void*>(data);
   tensor.dtype = dtype;
@@ -219,7 +219,7 @@ mla_status mla_run(const mla_plan* plan, const mla_tensors* tensors, void* works
 
 mla_status mla_merge(const mla_tensor* outs, const mla_tensor* lses, int64_t count,
                      const mla_tensor* merged_out, const mla_tensor* merged_lse,
-                     mla_lse_base lse_base) {
+                     int32_t lse_base) {
   return guarded("merge", [&]() -> mla::Status {
     if (outs == nullptr || lses == nullptr || merged_out == nullptr || merged_lse == nullptr) {
       return invalid("merge", "tensors", "a null pointer", "outs, lses, merged_out and merged_lse");
@@ -257,7 +257,7 @@ mla_status mla_backend(int32_t index, const char** name, const char** descriptio
   });
 }
 
-const char* mla_status_string(mla_status status) {
+const char* mla_status_string(int32_t status) {
   return mla::to_string(static_cast<mla::StatusCode>(status));
 }
 const char* mla_last_error(void) { return last_error.c_str(); }
