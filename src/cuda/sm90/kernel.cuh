@@ -13,11 +13,12 @@
 //   1  scores             224 (N=64:152) S^T, softmax, P -> shared memory; lse
 //   2, 3  values          240 (N=64:160) O^T; output. N = 64 splits the latent between two warpgroups
 //
-// Timeline of a tile j (b = j mod 2):
+// Timeline of a tile j (b = j mod 2; N = 64 has one P buffer):
 //   copies     wait empty[slot]; copy rope, c0..c7 of tile j+1, j+2, ... as slots come free
 //   scores     wait full[slot] x9 -> QK(j) -> free rope slot -> vote/maximum -> wait p_empty[b] ->
 //              P(j) -> p_full[b]
-//   values     wait p_full[b] -> rescale O if the maximum moved -> PV(j) -> free c0..c7 -> p_empty[b]
+//   values     wait p_full[b] -> rescale O if the maximum moved -> PV(j), c0..c7 free one by one ->
+//              p_empty[b]
 // so QK(j+1) and its softmax run while PV(j) does, and neither waits for memory while the ring holds.
 //
 // Barriers                arrives                     waits            phase flips
@@ -36,8 +37,8 @@
 //   stats_empty           every value warp            scores           every piece
 //   partials_full         the copy engine (bytes)     values           every chunk of a merge
 //
-// Shared memory (traits.cuh): ring kSlots x 8192 | Q N*1152 | P 2 x N*128 | SmallShared N*88 + 512.
-// Slots: 25 / 22 / 16 for N = 16 / 32 / 64 at (512, 64). Output is staged through the P buffer of the
+// Shared memory (traits.cuh): ring kSlots x 8192 | Q N*1152 | P N*128 x 2 (N = 64: 1) | SmallShared N*88 + 512.
+// Slots: 25 / 22 / 17 for N = 16 / 32 / 64 at (512, 64). Output is staged through the P buffer of the
 // last tile, which is released after it.
 #pragma once
 
@@ -291,8 +292,9 @@ __device__ void score_role(const Context<T>& c) {
       for (int i = 0; i < T::kRows / 2; ++i) {
         exceeds |= s[i] * scale_log2 > state.max[i / 4 * 2 + i % 2] + kSlack;
       }
-      const int b = tile_count & 1;
-      ptx::mbarrier_wait(ptx::smem_address(&c.barriers.p_empty[b]), (tile_count >> 1 & 1) ^ 1);
+      const int b = tile_count % T::kProbabilityBuffers;
+      const uint32_t lap = tile_count / T::kProbabilityBuffers & 1;
+      ptx::mbarrier_wait(ptx::smem_address(&c.barriers.p_empty[b]), lap ^ 1);
       const bool moves = ptx::named_barrier_or(kScoreBarrier, 128, exceeds);
       if (moves) move_maxima(stats, b, scale_log2, c.warp, c.lane, s, state);
       if (c.warp == 0 && c.lane == 0) stats.any_rescale[b] = moves;
@@ -312,31 +314,6 @@ __device__ void score_role(const Context<T>& c) {
     if (c.lane == 0) c.release_piece(count);
     if (threadIdx.x == 128) trace(kTraceScoresDone);
   }
-}
-
-/// Frees the ring slots of a value warpgroup one by one, as their products finish.
-template <class T>
-__device__ void release_chunks(RingCursor<T::kSlots> cursor, uint32_t empty, int lane) {
-  const auto release = [&] {
-    if (lane == 0) ptx::mbarrier_arrive(empty + cursor.slot * 8);
-    cursor.advance();
-  };
-  if constexpr (T::kValueChunks == 8) {
-    wgmma_wait<6>();
-    release();
-    release();
-    wgmma_wait<4>();
-    release();
-    release();
-  }
-  if constexpr (T::kValueChunks >= 4) {
-    wgmma_wait<2>();
-    release();
-    release();
-  }
-  wgmma_wait<0>();
-  release();
-  release();
 }
 
 /// A finished piece: to out, or to this CTA's partial slot. `buffer` is the P buffer of its last tile,
@@ -394,8 +371,9 @@ __device__ void value_role(const Context<T>& c, int member) {
     }
 #pragma unroll 1
     for (int tile = piece.tile_begin; tile < tile_end; ++tile) {
-      const int b = tile_count & 1;
-      ptx::mbarrier_wait(ptx::smem_address(&c.barriers.p_full[b]), tile_count >> 1 & 1);
+      const int b = tile_count % T::kProbabilityBuffers;
+      const uint32_t lap = tile_count / T::kProbabilityBuffers & 1;
+      ptx::mbarrier_wait(ptx::smem_address(&c.barriers.p_full[b]), lap);
       if (stats.any_rescale[b]) {
 #pragma unroll
         for (int j = 0; j < T::kRows / 8; ++j) {
@@ -414,6 +392,7 @@ __device__ void value_role(const Context<T>& c, int member) {
       const RingCursor<T::kSlots> first =
           tile_start.ahead(T::kRopeChunks + member * T::kValueChunks);
       RingCursor<T::kSlots> cursor = first;
+      RingCursor<T::kSlots> done = first;
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < T::kValueChunks; ++i) {
@@ -427,8 +406,15 @@ __device__ void value_role(const Context<T>& c, int member) {
         }
         wgmma_commit();
         cursor.advance();
+        // Two chunks stay in flight; a slot is free as soon as its product is done.
+        if (i > 0) {
+          wgmma_wait<1>();
+          if (c.lane == 0) ptx::mbarrier_arrive(empty + done.slot * 8);
+          done.advance();
+        }
       }
-      release_chunks<T>(first, empty, c.lane);
+      wgmma_wait<0>();
+      if (c.lane == 0) ptx::mbarrier_arrive(empty + done.slot * 8);
       // The last tile's P buffer stages the output first.
       last_buffer = b;
       if (tile + 1 < tile_end && c.lane == 0) {

@@ -19,6 +19,7 @@ constexpr std::int64_t kElementBytes = 2;
 constexpr int kPieceOverhead = 1;         // tiles; docs/kernel-sm90.md
 constexpr int kMinShare = 2;
 constexpr int kMinPiece = 1;
+constexpr int kCutCost = 3;
 constexpr int kBoxesInFlight = 12;
 
 std::size_t round_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -224,6 +225,7 @@ KernelParams make_params(const PlanState& state, const DecodeTensors& tensors, c
   p.min_share = kMinShare;
   // In fixed_split mode no result is cut: a row's bits then depend on that row alone.
   p.min_piece = state.options.fixed_split > 0 ? std::numeric_limits<std::int32_t>::max() / 2 : kMinPiece;
+  p.cut_cost = kCutCost;
   p.max_boxes_in_flight = kBoxesInFlight;
   p.arrived = reinterpret_cast<std::uint32_t*>(workspace + geometry.arrived);
   p.finished = reinterpret_cast<std::uint32_t*>(workspace + geometry.finished);

@@ -4,7 +4,9 @@
 // costs its key tiles plus `piece_overhead`. Laid end to end they form a line; worker w takes
 // [w, w+1) / workers of it. A share's end inside a result cuts it there, unless a piece smaller than
 // `min_piece` would come off: then the end snaps to the result's edge. Both neighbours compute the same
-// end from the same numbers, so nothing is communicated and no plan is stored.
+// end from the same numbers, so nothing is communicated and no plan is stored. When every result can
+// have a worker of its own and the longest is hardly longer than a share, nothing is cut at all: a merge
+// costs more than it would save.
 //
 // One warp walks the pieces of its CTA and publishes them in shared memory; the roles only read. All of
 // this runs alone on its scheduler, where every dependent instruction costs its full latency: hence
@@ -27,9 +29,11 @@ struct LineRequest {
   int first_position = 0;      // global position of its first query token; negative when n_b > G_b
   int passes = 0;
   int tile_begin = 0;          // of the union of all its rows
+  int num_tiles = 0;
   int result_cost = 0;         // piece_overhead + tiles
 
   __device__ int cost() const { return passes * result_cost; }
+  __device__ void make_whole() { result_cost = passes > 0 ? 1 : 0; }
 };
 
 /// Context parallelism's arithmetic is long and rare: kept out of line, because instructions that run
@@ -73,14 +77,15 @@ __device__ LineRequest line_request(const KernelParams& p, int request) {
   const int begin = token_key_begin(p, r.first_position);
   const int end = token_key_end(p, r.first_position + num_tokens - 1, r.seq_len);
   r.tile_begin = begin / kTileKeys;
-  const int tiles = begin < end ? (end + kTileKeys - 1) / kTileKeys - r.tile_begin : 0;
-  r.result_cost = p.piece_overhead + tiles;
+  r.num_tiles = begin < end ? (end + kTileKeys - 1) / kTileKeys - r.tile_begin : 0;
+  r.result_cost = p.piece_overhead + r.num_tiles;
   return r;
 }
 
 /// The share of one worker and where it begins.
 struct Share {
   int total;         // cost of the whole line
+  int whole_results; // 1: every result costs 1 and has a worker of its own
   int workers;       // that get any of it: every share is at least min_share, so no two cuts coincide
   int quotient, remainder;  // of total / workers
   int begin, end;    // snapped
@@ -151,9 +156,21 @@ __device__ void find_share(const KernelParams& p, int worker, int* warp_sums, Sh
   Share found{};
   found.total = total;
   found.workers = min(p.num_workers, max(1, total / p.min_share));
-  found.quotient = total / found.workers;
-  found.remainder = total - found.quotient * found.workers;
-  found.begin = found.end = found.prefix = total;
+  int prefix = first_prefix;
+  if (p.num_requests <= kThreads) {
+    const int longest = total / found.workers + p.cut_cost;
+    const int results = __syncthreads_count(first.passes > 0);
+    if (!__syncthreads_or(first.passes > 1 || first.result_cost > longest) && results <= p.num_workers) {
+      found.whole_results = 1;
+      found.total = found.workers = max(results, 1);
+      first.make_whole();
+      int count;
+      prefix = scan_threads<kThreads>(first.cost(), warp_sums, count) - first.cost();
+    }
+  }
+  found.quotient = found.total / found.workers;
+  found.remainder = found.total - found.quotient * found.workers;
+  found.begin = found.end = found.prefix = found.total;
   found.request = p.num_requests;
   if (threadIdx.x == 0) *share = found;
   __syncthreads();
@@ -161,7 +178,6 @@ __device__ void find_share(const KernelParams& p, int worker, int* warp_sums, Sh
   const int begin = found.raw_cut(worker);
   const int end = found.raw_cut(worker + 1);
   LineRequest r = first;
-  int prefix = first_prefix;
   int base = first_total;
 #pragma unroll 1
   for (int b0 = 0;;) {
@@ -227,7 +243,10 @@ class PieceWalk {
     bool found = false;
 #pragma unroll 1
     while (request_ < p_.num_requests && prefix_ < share_.end) {
-      if (pass_ == 0) current_ = line_request<kRows>(p_, request_);
+      if (pass_ == 0) {
+        current_ = line_request<kRows>(p_, request_);
+        if (share_.whole_results) current_.make_whole();
+      }
       while (!found && pass_ < current_.passes) found = begin_piece(pass_++, piece);
       if (found) return true;
       prefix_ += current_.cost();
@@ -277,10 +296,13 @@ class PieceWalk {
     const int key_begin = token_key_begin(p_, first);
     const int key_end = token_key_end(p_, last, current_.seq_len);
     // Tiles of the piece, then those of them that the row block sees.
-    const int offset = current_.tile_begin - start_ - p_.piece_overhead;
-    const int tile_begin = max(max(from + offset, current_.tile_begin), key_begin / kTileKeys);
-    const int tile_end =
-        min(max(to + offset, current_.tile_begin), (key_end + kTileKeys - 1) / kTileKeys);
+    const bool whole = from == start_ && to == start_ + current_.result_cost;
+    const int all_begin = current_.tile_begin;
+    const int offset = all_begin - start_ - p_.piece_overhead;
+    const int piece_begin = whole ? all_begin : max(from + offset, all_begin);
+    const int piece_end = whole ? all_begin + current_.num_tiles : max(to + offset, all_begin);
+    const int tile_begin = max(piece_begin, key_begin / kTileKeys);
+    const int tile_end = min(piece_end, (key_end + kTileKeys - 1) / kTileKeys);
     piece.valid = 1;
     piece.request = request_;
     piece.position = first;
@@ -292,7 +314,7 @@ class PieceWalk {
     piece.plain_end = token_key_end(p_, first, current_.seq_len);
     piece.tile_begin = tile_begin;
     piece.tile_end = key_begin < key_end ? tile_end : tile_begin;
-    piece.whole = from == start_ && to == start_ + current_.result_cost;
+    piece.whole = whole;
     return true;
   }
 

@@ -93,6 +93,7 @@ struct KernelParams {
   std::int32_t piece_overhead;          ///< cost of a result, in tiles
   std::int32_t min_share;               ///< smallest share of a worker, in tiles, at least 1
   std::int32_t min_piece;               ///< smallest cut piece, in tiles; INT32_MAX: never cut
+  std::int32_t cut_cost;                ///< tiles that a merge costs
   std::int32_t max_boxes_in_flight;
 
   // Workspace.

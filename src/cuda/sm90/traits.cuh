@@ -35,21 +35,24 @@ struct Traits {
   static constexpr int kSlotBytes = kTileKeys * 64 * 2;            // one chunk: 64 keys x 64 values
   static constexpr int kQueryBytes = kRows * kChunks * 128;
   static constexpr int kProbabilityBytes = kRows * 128;            // 64 keys, one buffer
+  // With 64 rows one buffer makes room for the 17th slot: two tiles less one rotary chunk, so that the
+  // scores of a tile never wait for a slot that the values of the tile before still hold.
+  static constexpr int kProbabilityBuffers = kRows == 64 ? 1 : 2;
   static constexpr int kStageDims = 64 / kValueWarpgroups;         // output staged through a P buffer
   static constexpr int kStageBytes = kProbabilityBytes / kValueWarpgroups;
   static constexpr int kStatsBytes = kRows * 88 + 512;             // SmallShared fits (asserted)
   static constexpr int kLimitBytes = 232448 - 1024;                // less the alignment slack
-  static constexpr int kFixedBytes = kQueryBytes + 2 * kProbabilityBytes + kStatsBytes;
+  static constexpr int kFixedBytes = kQueryBytes + kProbabilityBuffers * kProbabilityBytes + kStatsBytes;
   static constexpr int kSlots = (kLimitBytes - kFixedBytes) / kSlotBytes;
   static constexpr int kQueryOffset = kSlots * kSlotBytes;
   static constexpr int kProbabilityOffset = kQueryOffset + kQueryBytes;
-  static constexpr int kStatsOffset = kProbabilityOffset + 2 * kProbabilityBytes;
+  static constexpr int kStatsOffset = kProbabilityOffset + kProbabilityBuffers * kProbabilityBytes;
   static constexpr int kSharedBytes = kStatsOffset + kStatsBytes + 1024;
 
   static_assert(kRows % 16 == 0 && kRows <= 64, "a row block is 16, 32 or 64 rows");
   static_assert(kLatentChunks % kValueWarpgroups == 0, "value warpgroups share the latent evenly");
   static_assert(kQueryBytes % 1024 == 0 && kProbabilityBytes % 1024 == 0, "swizzle atoms are 1 KB");
-  static_assert(kSlots >= kChunks + 4, "the ring must hold a tile and keep loading");
+  static_assert(kSlots >= 2 * kChunks - 1, "the ring must hold the next tile beside the values of this one");
   static_assert(kSharedBytes <= 232448, "shared memory of one CTA");
 };
 
