@@ -144,6 +144,10 @@ Status Bench::time_plan(const DecodePlan& plan, testkit::Batch& batch, Measureme
 Result<Measurement> Bench::measure(testkit::Batch& batch, const PlanOptions& options) {
   const Result<DecodePlan> made = plan(batch.problem, testkit::plan_options(batch.source, options));
   if (!made.ok()) return made.status();
+  if (made->options().device != DeviceKind::kCpu) {
+    return Status(StatusCode::kUnsupported, text("bench: backend: found ", made->backend_name(),
+                                                 ", needed a CPU row: CUDA rows are not timed here yet"));
+  }
   Measurement measurement;
   measurement.backend = made->backend_name();
   measurement.threads = made->num_workers();

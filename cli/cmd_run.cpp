@@ -8,7 +8,8 @@
 #include "core/diagnostics.hpp"
 #include "io/batch_file.hpp"
 #include "mla/decode.hpp"
-#include "testkit/check.hpp"
+#include "testkit/problem_gen.hpp"
+#include "testkit/runner.hpp"
 
 namespace mla::cli {
 namespace {
@@ -37,10 +38,12 @@ Status run_file(const Options& options, nlohmann::ordered_json& report) {
   DecodeTensors tensors = batch->tensors;
   tensors.out = outputs.out_view;
   tensors.lse = outputs.lse_view;
-  const testkit::Buffer workspace = testkit::make_workspace(*made);
+  Result<std::unique_ptr<testkit::Runner>> runner =
+      testkit::Runner::make(*made, tensors, testkit::Buffer::kGuardBytes);
+  if (!runner.ok()) return runner.status();
 
   const auto start = std::chrono::steady_clock::now();
-  MLA_RETURN_IF_ERROR(run(*made, tensors, workspace.data(), workspace.size()));
+  MLA_RETURN_IF_ERROR((*runner)->run());
   const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
   MLA_RETURN_IF_ERROR(io::write_result(options.output, tensors.out, tensors.lse));
   report = {{"input", options.input},

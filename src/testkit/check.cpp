@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/diagnostics.hpp"
+#include "testkit/runner.hpp"
 
 namespace mla::testkit {
 namespace {
@@ -27,16 +28,17 @@ std::vector<std::byte> copy_of(const Buffer& buffer) {
 Result<CheckResult> check_runs(const DecodePlan& plan, const DecodeTensors& tensors, Buffer& out,
                                Buffer& lse) {
   const DecodeProblem& problem = plan.problem();
-  const Buffer workspace = make_workspace(plan);
+  Result<std::unique_ptr<Runner>> runner = Runner::make(plan, tensors, Buffer::kGuardBytes);
+  if (!runner.ok()) return runner.status();
   CheckResult result;
   result.backend = plan.backend_name();
-  MLA_RETURN_IF_ERROR(run(plan, tensors, workspace.data(), workspace.size()));
+  MLA_RETURN_IF_ERROR((*runner)->run());
   const Result<Oracle> oracle = full_oracle(problem, tensors);
   if (!oracle.ok()) return oracle.status();
   result.comparison = compare(problem, tensors, *oracle);
   result.problem = result.comparison.problem;
   if (result.problem.empty()) result.problem = guard_damage(out, lse);
-  if (result.problem.empty() && !workspace.intact()) {
+  if (result.problem.empty() && !(*runner)->workspace_intact()) {
     result.problem = "workspace: memory next to it was written";
   }
   if (!result.problem.empty()) return result;
@@ -45,7 +47,7 @@ Result<CheckResult> check_runs(const DecodePlan& plan, const DecodeTensors& tens
   const std::vector<std::byte> first_lse = copy_of(lse);
   out.fill(0xFF);
   lse.fill(0xFF);
-  MLA_RETURN_IF_ERROR(run(plan, tensors, workspace.data(), workspace.size()));
+  MLA_RETURN_IF_ERROR((*runner)->run());
   result.problem = first_difference(out, first_out, "out");
   if (result.problem.empty()) result.problem = first_difference(lse, first_lse, "lse");
   return result;
