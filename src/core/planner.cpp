@@ -224,7 +224,7 @@ ScheduleBounds schedule_bounds(const PlanState& state) noexcept {
     // A share's end cuts one block; c cuts of a block make c + 1 <= 2c partials of its rows.
     bounds.num_splits = num_blocks + state.num_workers;
     bounds.num_merges = state.num_workers;
-    bounds.num_partials = 2 * (state.num_workers - 1) * state.max_rows;
+    bounds.num_partials = 2 * static_cast<std::int64_t>(state.num_workers - 1) * state.max_rows;
   }
   return bounds;
 }

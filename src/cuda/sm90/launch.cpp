@@ -226,7 +226,8 @@ KernelParams make_params(const PlanState& state, const DecodeTensors& tensors, c
   // In fixed_split mode no result is cut: a row's bits then depend on that row alone.
   p.min_piece = state.options.fixed_split > 0 ? std::numeric_limits<std::int32_t>::max() / 2 : kMinPiece;
   p.cut_cost = kCutCost;
-  p.max_boxes_in_flight = kBoxesInFlight;
+  // Capping what is in flight helps while the ring is deep; at 64 rows every slot is needed.
+  p.max_boxes_in_flight = geometry.block_rows == 64 ? std::numeric_limits<std::int32_t>::max() : kBoxesInFlight;
   p.arrived = reinterpret_cast<std::uint32_t*>(workspace + geometry.arrived);
   p.finished = reinterpret_cast<std::uint32_t*>(workspace + geometry.finished);
   p.partial_lse = reinterpret_cast<float*>(workspace + geometry.partial_lse);
