@@ -1,5 +1,5 @@
-/* The C interface as a C99 program sees it, linked against the shared library. Every claim is one CHECK;
- * the exit status counts those that fail. */
+/* The C interface as a C99 program sees it, linked against the shared library. Every claim is one
+ * CHECK; the exit status counts those that fail. */
 #include "mla/mla.h"
 
 #include <math.h>
@@ -9,21 +9,30 @@
 
 static int failures = 0;
 
-#define CHECK(condition)                                                        \
-  do {                                                                          \
-    if (!(condition)) {                                                         \
-      printf("%s:%d: failed: %s (last error: %s)\n", __FILE__, __LINE__, #condition, mla_last_error()); \
-      ++failures;                                                               \
-    }                                                                           \
+#define CHECK(condition)                                                             \
+  do {                                                                               \
+    if (!(condition)) {                                                              \
+      printf("%s:%d: failed: %s (last error: %s)\n", __FILE__, __LINE__, #condition, \
+             mla_last_error());                                                      \
+      ++failures;                                                                    \
+    }                                                                                \
   } while (0)
 
-#define CHECK_REFUSED(call, status, sentence)       \
-  do {                                              \
-    CHECK((call) == (status));                      \
+#define CHECK_REFUSED(call, status, sentence)         \
+  do {                                                \
+    CHECK((call) == (status));                        \
     CHECK(strcmp(mla_last_error(), (sentence)) == 0); \
   } while (0)
 
-enum { kTokens = 2, kHeads = 2, kRank = 16, kRope = 16, kWidth = kRank + kRope, kPage = 4, kPages = 2 };
+enum {
+  kTokens = 2,
+  kHeads = 2,
+  kRank = 16,
+  kRope = 16,
+  kWidth = kRank + kRope,
+  kPage = 4,
+  kPages = 2
+};
 
 /* One request per token, 3 and 4 keys, ones everywhere: out is 1 and lse 0.25 * 32 + ln(keys). */
 static uint16_t q[kTokens * kHeads * kWidth];
@@ -167,7 +176,8 @@ static void null_pointers_are_refused(void) {
   CHECK_REFUSED(mla_run(plan, NULL, NULL, 0, NULL), MLA_INVALID_ARGUMENT,
                 "run: tensors: found a null pointer, needed a struct");
   if (mla_plan_workspace_bytes(plan) > 0) {
-    CHECK(mla_run(plan, &tensors, NULL, mla_plan_workspace_bytes(plan), NULL) == MLA_INVALID_ARGUMENT);
+    CHECK(mla_run(plan, &tensors, NULL, mla_plan_workspace_bytes(plan), NULL) ==
+          MLA_INVALID_ARGUMENT);
     CHECK(mla_run(plan, &tensors, &bytes, sizeof(bytes), NULL) == MLA_INVALID_ARGUMENT);
   }
   tensors.q.data = NULL;
@@ -193,7 +203,8 @@ static void structs_of_other_versions(void) {
   /* Newer than the library: it may mean something that the library does not know. */
   problem.struct_size += 8;
   snprintf(sentence, sizeof(sentence),
-           "plan: problem: found struct_size %lu, needed %lu or an older version's, from its initialiser",
+           "plan: problem: found struct_size %lu, needed %lu or an older version's, from its "
+           "initialiser",
            (unsigned long)problem.struct_size, (unsigned long)sizeof(problem));
   CHECK_REFUSED(mla_plan_create(&problem, NULL, &plan), MLA_INVALID_ARGUMENT, sentence);
   /* Never initialised. */
@@ -268,8 +279,8 @@ static void states_merge(void) {
   CHECK(mla_merge(outs, lses, 2, &target, &target_lse, MLA_LSE_BASE_TWO) == MLA_OK);
   CHECK(fabs((double)merged_lse - 2.0) < 1e-6);
   CHECK(mla_merge(outs, lses, 0, &target, &target_lse, MLA_LSE_BASE_E) == MLA_INVALID_ARGUMENT);
-  CHECK_REFUSED(mla_merge(outs, lses, 2, &target, &target_lse, (mla_lse_base)10), MLA_INVALID_ARGUMENT,
-                "merge: lse_base: found 10, needed e or 2");
+  CHECK_REFUSED(mla_merge(outs, lses, 2, &target, &target_lse, (mla_lse_base)10),
+                MLA_INVALID_ARGUMENT, "merge: lse_base: found 10, needed e or 2");
   outs[1].rank = 9;
   CHECK(mla_merge(outs, lses, 2, &target, &target_lse, MLA_LSE_BASE_E) == MLA_INVALID_ARGUMENT);
   outs[1].rank = -3;

@@ -1,4 +1,5 @@
-// Conformance over masks, tokens per request, context parallelism and sparse lists, and random problems.
+// Conformance over masks, tokens per request, context parallelism and sparse lists, and random
+// problems.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -15,13 +16,23 @@ namespace {
 
 using test::expect_conformance;
 
-const char* const kTokens[] = {"b=3,sq=1,len=1:64:90",   "b=3,sq=2,len=2:65:100",     "b=3,sq=8,len=9:64:70",
-                               "b=3,sq=1:4:2,len=3:64:81", "b=4,sq=0:1:5:0,len=10:0:3:7", "b=3,sq=3,len=1:2:3,pad=2"};
+const char* const kTokens[] = {"b=3,sq=1,len=1:64:90",        "b=3,sq=2,len=2:65:100",
+                               "b=3,sq=8,len=9:64:70",        "b=3,sq=1:4:2,len=3:64:81",
+                               "b=4,sq=0:1:5:0,len=10:0:3:7", "b=3,sq=3,len=1:2:3,pad=2"};
 
 TEST(DecodeModes, EveryMaskWithEveryKindOfTokens) {
-  const char* masks[] = {"",           ",causal=0",          ",window=1",          ",window=48",
-                         ",window=500", ",window=40,causal=0", ",cap=30",          ",cap=5,window=64",
-                         ",alibi=1",   ",alibi=1,causal=0",  ",sinks=1",           ",sinks=1,lse=2,window=20",
+  const char* masks[] = {"",
+                         ",causal=0",
+                         ",window=1",
+                         ",window=48",
+                         ",window=500",
+                         ",window=40,causal=0",
+                         ",cap=30",
+                         ",cap=5,window=64",
+                         ",alibi=1",
+                         ",alibi=1,causal=0",
+                         ",sinks=1",
+                         ",sinks=1,lse=2,window=20",
                          ",alibi=1,sinks=1,cap=30,window=70,lse=2"};
   for (const std::string tokens : kTokens) {
     for (const char* mask : masks) {
@@ -70,7 +81,8 @@ TEST(DecodeModes, StridesAndSplitQueriesAreRight) {
 
 TEST(DecodeModes, ScalesAreApplied) {
   for (const char* type : {"", ",kv=e4m3", ",kv=fp8_ds_mla", ",q=f16,kv=f16"}) {
-    for (const char* scale : {",scale=0.01,vscale=0.5", ",scale=0.5,vscale=16", ",scale=-0.05,vscale=-2"}) {
+    for (const char* scale :
+         {",scale=0.01,vscale=0.5", ",scale=0.5,vscale=16", ",scale=-0.05,vscale=-2"}) {
       expect_conformance("b=2,sq=2,h=8,len=64:70" + std::string(scale) + type);
       expect_conformance("b=2,h=2,len=64:70,splits=2,sinks=1" + std::string(scale) + type);
     }
@@ -78,7 +90,8 @@ TEST(DecodeModes, ScalesAreApplied) {
 }
 
 TEST(DecodeModes, LongContextsStayWithinTolerance) {
-  expect_conformance({"b=1,h=1,len=131072,l=64,r=0", "b=1,h=2,len=40000,kv=e4m3,l=64,r=16,scores=equal",
+  expect_conformance({"b=1,h=1,len=131072,l=64,r=0",
+                      "b=1,h=2,len=40000,kv=e4m3,l=64,r=16,scores=equal",
                       "b=1,h=8,len=9000,l=64,r=16,scores=big,splits=8",
                       "b=1,h=16,len=5000,l=64,r=16,scores=dominant,splits=8"});
 }

@@ -26,7 +26,8 @@ const char* const kTypes[] = {"",
                               ",q=e4m3,kv=fp8_ds_mla"};
 
 TEST(Decode, EveryHeadCountIsServed) {
-  for (int heads : {1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 17, 20, 22, 24, 32, 40, 48, 64, 65, 96, 127, 128, 130}) {
+  for (int heads : {1,  2,  3,  4,  5,  6,  7,  8,  12, 15,  16,  17,
+                    20, 22, 24, 32, 40, 48, 64, 65, 96, 127, 128, 130}) {
     const std::string h = ",h=" + std::to_string(heads);
     expect_conformance("b=3,len=1:65:50" + h);
     expect_conformance("b=2,sq=1:3,len=33:50,page=16,kv=e4m3" + h);
@@ -66,8 +67,8 @@ TEST(Decode, EveryKindOfScoreIsRight) {
 }
 
 TEST(Decode, EveryLatentAndRopeWidthIsServed) {
-  for (const char* shape : {"l=256,r=64", "l=256,r=0", "l=512,r=0", "l=64,r=32", "l=16,r=16", "l=32,r=0",
-                            "l=48,r=80", "l=528,r=64", "l=1024,r=128"}) {
+  for (const char* shape : {"l=256,r=64", "l=256,r=0", "l=512,r=0", "l=64,r=32", "l=16,r=16",
+                            "l=32,r=0", "l=48,r=80", "l=528,r=64", "l=1024,r=128"}) {
     for (const char* type : {"", ",kv=e4m3", ",q=f16,kv=f16", ",q=e4m3,kv=e4m3"}) {
       expect_conformance("b=2,sq=2,h=16,len=75:50," + std::string(shape) + type);
       expect_conformance("b=2,h=2,len=75:100,qsplit=1," + std::string(shape) + type);
@@ -93,8 +94,8 @@ TEST(Decode, EmptyRequestsAndPaddingRowsAreZeroAndMinusInfinity) {
     expect_conformance("b=2,sq=3,h=8,len=40:1,pad=5" + type);
     expect_conformance("b=2,sq=0:2,h=4,len=40:30,pad=1,sinks=1" + type);
   }
-  expect_conformance({"b=0,h=16,len=1,pad=2", "b=0,h=3,len=1", "b=3,sq=0,h=3,len=5", "b=2,h=3,k=8,len=0",
-                      "b=2,h=3,k=8,len=20,pad=3", "b=0,h=3,k=8,len=20,pad=3"});
+  expect_conformance({"b=0,h=16,len=1,pad=2", "b=0,h=3,len=1", "b=3,sq=0,h=3,len=5",
+                      "b=2,h=3,k=8,len=0", "b=2,h=3,k=8,len=20,pad=3", "b=0,h=3,k=8,len=20,pad=3"});
 }
 
 TEST(Decode, SplitsAndThreadsAreAllRight) {
@@ -111,8 +112,9 @@ TEST(Decode, SplitsAndThreadsAreAllRight) {
     fixed.fixed_split = 100;
     options.push_back(fixed);
   }
-  for (const char* problem : {"b=3,sq=2,h=4,len=1:700:333", "b=2,h=16,len=500:90,kv=e4m3,l=128,r=64",
-                              "b=1,h=2,len=1500,window=900,page=16", "b=1,h=40,len=300,l=64,r=0"}) {
+  for (const char* problem :
+       {"b=3,sq=2,h=4,len=1:700:333", "b=2,h=16,len=500:90,kv=e4m3,l=128,r=64",
+        "b=1,h=2,len=1500,window=900,page=16", "b=1,h=40,len=300,l=64,r=0"}) {
     expect_conformance(problem, options);
   }
 }

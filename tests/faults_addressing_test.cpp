@@ -20,8 +20,8 @@ using namespace test;
 class FarPool {
  public:
   explicit FarPool(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {
-    void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                      -1, 0);
+    void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base != MAP_FAILED) base_ = static_cast<std::byte*>(base);
   }
   ~FarPool() {
@@ -36,7 +36,9 @@ class FarPool {
   std::size_t bytes_;
 };
 
-std::int64_t page_bytes(const Laid& laid) { return kv_page_bytes(laid.problem); }
+std::int64_t page_bytes(const Laid& laid) {
+  return kv_page_bytes(laid.problem);
+}
 
 /// Moves page `from` of a laid scene to page id `to` of the far pool, in every table entry.
 void move_page(Laid& laid, const FarPool& pool, std::int32_t from, std::int32_t to) {
@@ -88,7 +90,8 @@ TEST(Faults, B16_AFarSlotOfAnFP8PoolEqualsANearOne) {
       const Output expected = run_laid(near, row);
       expect_right(scene, expected);
       Laid far = lay_out(scene);
-      for (std::int32_t p = 128 / page_size - 1; p >= 0; --p) move_page(far, pool, p, kSlot / page_size + p);
+      for (std::int32_t p = 128 / page_size - 1; p >= 0; --p)
+        move_page(far, pool, p, kSlot / page_size + p);
       use_pool(far, pool, kPoolTokens / page_size);
       EXPECT_TRUE(same_bits(run_laid(far, row), expected));
     });
@@ -153,9 +156,11 @@ void expect_page_size_is_irrelevant(Scene scene, const std::vector<std::int64_t>
 }
 
 TEST(Faults, B95_PageSizeIsIrrelevant) {
-  expect_page_size_is_irrelevant(random_scene(shape(16), {1, 63, 64, 65, 130}), {64, 1, 2, 16, 32, 128});
-  expect_page_size_is_irrelevant(random_scene(shape(3, 64, KvFormat::kFp8DsMla), {1, 63, 64, 65, 130}),
+  expect_page_size_is_irrelevant(random_scene(shape(16), {1, 63, 64, 65, 130}),
                                  {64, 1, 2, 16, 32, 128});
+  expect_page_size_is_irrelevant(
+      random_scene(shape(3, 64, KvFormat::kFp8DsMla), {1, 63, 64, 65, 130}),
+      {64, 1, 2, 16, 32, 128});
 }
 
 TEST(Faults, B96_PagesOfOneTokenAreRight) {
@@ -179,7 +184,8 @@ TEST(Faults, B97_ManagerBlocksExpandToPages) {
 }
 
 TEST(Faults, B98_LargePagesEqualSmallOnes) {
-  expect_page_size_is_irrelevant(random_scene(shape(2), {100, 129, 257, 1000}), {64, 128, 192, 256, 512});
+  expect_page_size_is_irrelevant(random_scene(shape(2), {100, 129, 257, 1000}),
+                                 {64, 128, 192, 256, 512});
 }
 
 TEST(Faults, B99_OddTableWidthsAreAccepted) {
@@ -203,9 +209,10 @@ TEST(Faults, B100_TheLastTableColumnIsReadAndItsAbsenceRefused) {
     const Result<DecodePlan> made = plan(laid.problem, forced(row));
     ASSERT_TRUE(made.ok());
     std::vector<double> workspace(made->workspace_bytes() / 8 + 1);
-    EXPECT_TRUE(refused(run(*made, laid.tensors, workspace.data(), workspace.size() * 8),
-                        StatusCode::kInvalidArgument,
-                        "run: block_table width: found 1875, needed at least 1876 pages for seq_lens[0] = 7504"));
+    EXPECT_TRUE(refused(
+        run(*made, laid.tensors, workspace.data(), workspace.size() * 8),
+        StatusCode::kInvalidArgument,
+        "run: block_table width: found 1875, needed at least 1876 pages for seq_lens[0] = 7504"));
   });
 }
 
@@ -227,7 +234,8 @@ TEST(Faults, B102_ScatteredPagesEqualContiguousOnes) {
   std::iota(permutation.begin(), permutation.end(), 0);
   testkit::Rng rng(3);
   for (std::size_t i = 4095; i > 0; --i) {
-    std::swap(permutation[i], permutation[static_cast<std::size_t>(rng.below(static_cast<std::int64_t>(i)))]);
+    std::swap(permutation[i],
+              permutation[static_cast<std::size_t>(rng.below(static_cast<std::int64_t>(i)))]);
   }
   for_each_row(scene, [&](const std::string& row) {
     Output outputs[2];
@@ -237,7 +245,8 @@ TEST(Faults, B102_ScatteredPagesEqualContiguousOnes) {
         request.pages.clear();
         const std::int64_t pages = (static_cast<std::int64_t>(request.keys.size()) / 576 + 15) / 16;
         for (std::int64_t p = 0; p < pages; ++p, ++next) {
-          request.pages.push_back(scattered != 0 ? permutation[static_cast<std::size_t>(next)] : next);
+          request.pages.push_back(scattered != 0 ? permutation[static_cast<std::size_t>(next)]
+                                                 : next);
         }
       }
       outputs[scattered] = decode(scene, row);
@@ -278,7 +287,8 @@ TEST(Faults, B104_SlicesOfLargerTensorsAreRight) {
 }
 
 TEST(Faults, B144_EveryPageSizeGivesTheSameOutput) {
-  expect_page_size_is_irrelevant(random_scene(shape(16, 64, KvFormat::kE4M3), {77, 200}), {64, 1, 4, 16});
+  expect_page_size_is_irrelevant(random_scene(shape(16, 64, KvFormat::kE4M3), {77, 200}),
+                                 {64, 1, 4, 16});
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Faults that users met: results that depend on batch-mates, hints, threads or the call; races; partials.
+// Faults that users met: results that depend on batch-mates, hints, threads or the call; races;
+// partials.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -36,7 +37,8 @@ TEST(Faults, B23_LseDoesNotDependOnTheNumberOfSplits) {
     for (const std::int64_t splits : {1, 2, 4}) {
       const Output output = decode(scene, row, forced_splits(splits));
       expect_right(scene, output, right);
-      for (std::size_t i = 0; i < output.lse.size(); ++i) EXPECT_NEAR(output.lse[i], one.lse[i], 1e-5);
+      for (std::size_t i = 0; i < output.lse.size(); ++i)
+        EXPECT_NEAR(output.lse[i], one.lse[i], 1e-5);
     }
   });
 }
@@ -73,7 +75,8 @@ TEST(Faults, B68_FixedSplitBatchesEqualSingleRuns) {
     for_each_row(scene, [&](const std::string& row) {
       const Output batch = decode(scene, row, fixed(32, 3));
       for (std::size_t b = 0; b < lens.size(); b += 11) {
-        EXPECT_TRUE(same_bits(batch, static_cast<std::int64_t>(b), decode(solo(scene, b), row, fixed(32, 2)), 0));
+        EXPECT_TRUE(same_bits(batch, static_cast<std::int64_t>(b),
+                              decode(solo(scene, b), row, fixed(32, 2)), 0));
       }
     });
   }
@@ -96,7 +99,8 @@ TEST(Faults, B75_B76_RepeatedCallsGiveTheSameBits) {
         const Output first = run_laid(laid, row, forced_splits(splits, 4));
         EXPECT_TRUE(first.finite());
         for (int repeat = 0; repeat < 10; ++repeat) {
-          ASSERT_TRUE(same_bits(run_laid(laid, row, forced_splits(splits, 4)), first)) << "splits " << splits;
+          ASSERT_TRUE(same_bits(run_laid(laid, row, forced_splits(splits, 4)), first))
+              << "splits " << splits;
         }
       }
     });
@@ -118,8 +122,8 @@ TEST(Faults, B77_TheNarrowLatentIsExactAndRepeatable) {
   for (int i = 0; i < 49; ++i) {
     DecodeProblem problem = shape(rng.between(1, 20), rng.between(1, 64));
     problem.kv_lora_rank = 256;
-    const Scene scene = random_scene(problem, {rng.between(1, 200), rng.between(0, 90)}, {rng.between(1, 3)},
-                                     static_cast<std::uint64_t>(i + 1));
+    const Scene scene = random_scene(problem, {rng.between(1, 200), rng.between(0, 90)},
+                                     {rng.between(1, 3)}, static_cast<std::uint64_t>(i + 1));
     const Exact right = exact(scene);
     for_each_row(scene, [&](const std::string& row) {
       const Output first = decode(scene, row);
@@ -130,8 +134,10 @@ TEST(Faults, B77_TheNarrowLatentIsExactAndRepeatable) {
 }
 
 TEST(Faults, B78_TheErrorDoesNotDependOnTheNumberOfTasks) {
-  for (const std::size_t requests : {std::size_t{1}, std::size_t{2}, std::size_t{3}, std::size_t{5}}) {
-    const Scene scene = random_scene(shape(128, 64, KvFormat::kE4M3), std::vector<std::int64_t>(requests, 120));
+  for (const std::size_t requests :
+       {std::size_t{1}, std::size_t{2}, std::size_t{3}, std::size_t{5}}) {
+    const Scene scene =
+        random_scene(shape(128, 64, KvFormat::kE4M3), std::vector<std::int64_t>(requests, 120));
     const Exact right = exact(scene);
     for (const int threads : {1, 2, 3}) {
       for_each_kernel_row(scene, [&](const std::string& row) {
@@ -144,7 +150,8 @@ TEST(Faults, B78_TheErrorDoesNotDependOnTheNumberOfTasks) {
 TEST(Faults, B79_EveryLengthReturns) {
   for (std::int64_t len = 1; len <= 1000; len += 37) {
     const Scene scene = random_scene(shape(128, 64, KvFormat::kE4M3), {len});
-    for_each_kernel_row(scene, [&](const std::string& row) { EXPECT_TRUE(decode(scene, row).finite()); });
+    for_each_kernel_row(scene,
+                        [&](const std::string& row) { EXPECT_TRUE(decode(scene, row).finite()); });
   }
 }
 
@@ -158,7 +165,8 @@ TEST(Faults, B113_BatchMatesChangeNoBit) {
     testkit::Rng rng(2);
     for (std::size_t b = 0; b < lens.size() && width > 0; ++b) {
       scene.requests[b].indices.resize(1);
-      for (std::int64_t i = 0; i < width; ++i) scene.requests[b].indices[0].push_back(rng.below(lens[b]));
+      for (std::int64_t i = 0; i < width; ++i)
+        scene.requests[b].indices[0].push_back(rng.below(lens[b]));
     }
     for_each_kernel_row(scene, [&](const std::string& row) {
       for (const std::int64_t length : {64, 200}) {
@@ -195,7 +203,8 @@ TEST(Faults, B114_CopiesOfOneRowAndCallsOfOneTokenGiveOneResult) {
         const Output batch = decode(copies, row, fixed(length));
         for (std::int64_t b = 0; b < 12; ++b) EXPECT_TRUE(same_bits(batch, 4 * b, four, 0, 4));
         for (const int threads : {1, 2, 3, 7}) {
-          EXPECT_TRUE(same_bits(decode(one, row, fixed(length, threads)), four)) << threads << " threads";
+          EXPECT_TRUE(same_bits(decode(one, row, fixed(length, threads)), four))
+              << threads << " threads";
         }
       }
     });
@@ -237,8 +246,10 @@ TEST(Faults, B114_FixedSplitBitsHoldWithWindowsRanksAndRaggedTokens) {
       const Output batch = decode(scene, row, fixed(length, 3));
       std::int64_t token = 0;
       for (std::size_t b = 0; b < 6; ++b) {
-        const Output alone = decode(solo(scene, b), row, fixed(length, 1 + static_cast<int>(b) % 2));
-        EXPECT_TRUE(same_bits(batch, token, alone, 0, tokens[b])) << "case " << i << " request " << b;
+        const Output alone =
+            decode(solo(scene, b), row, fixed(length, 1 + static_cast<int>(b) % 2));
+        EXPECT_TRUE(same_bits(batch, token, alone, 0, tokens[b]))
+            << "case " << i << " request " << b;
         token += tokens[b];
       }
     });

@@ -147,7 +147,8 @@ TEST(Faults, B09_APageNobodyOwnsMayHoldNaN) {
       Laid laid = lay_out(scene);
       auto* table = laid.table.as<std::int32_t>();
       for (std::int64_t b = 0; b < 2; ++b) {
-        for (std::int64_t column = b == 0 ? 2 : 1; column < laid.tensors.block_table.shape[1]; ++column) {
+        for (std::int64_t column = b == 0 ? 2 : 1; column < laid.tensors.block_table.shape[1];
+             ++column) {
           table[b * laid.tensors.block_table.stride[0] + column] = 0;
         }
       }

@@ -19,7 +19,8 @@ using namespace test;
 
 void expect_all_rows(const Scene& scene) {
   const Exact right = exact(scene);
-  for_each_row(scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
+  for_each_row(scene,
+               [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
 }
 
 TEST(Faults, B66_PlannerAndKernelAgreeForEveryHeadCount) {
@@ -30,7 +31,8 @@ TEST(Faults, B66_PlannerAndKernelAgreeForEveryHeadCount) {
       continue;
     }
     const Exact right = exact(scene);
-    for_each_kernel_row(scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
+    for_each_kernel_row(
+        scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
   }
 }
 
@@ -81,7 +83,8 @@ TEST(Faults, B92_HeadCountsBetweenTheTiles) {
       if (tokens > 1) problem.kv_lora_rank = 64;
       const Scene scene = random_scene(problem, {700}, {tokens});
       const Exact right = exact(scene);
-      for_each_kernel_row(scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
+      for_each_kernel_row(
+          scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
     }
   }
 }
@@ -113,8 +116,8 @@ TEST(Faults, B110_SinksJoinTheDenominatorOnce) {
   });
 }
 
-Scene sparse_scene(const DecodeProblem& base, std::int64_t seq_len, std::int64_t width, std::int64_t valid,
-                   std::uint64_t seed = 1) {
+Scene sparse_scene(const DecodeProblem& base, std::int64_t seq_len, std::int64_t width,
+                   std::int64_t valid, std::uint64_t seed = 1) {
   DecodeProblem problem = base;
   problem.num_indices = width;
   Scene scene = random_scene(problem, {seq_len, seq_len}, {1}, seed);
@@ -123,7 +126,8 @@ Scene sparse_scene(const DecodeProblem& base, std::int64_t seq_len, std::int64_t
     std::vector<std::int64_t> keys(static_cast<std::size_t>(seq_len));
     std::iota(keys.begin(), keys.end(), 0);
     for (std::int64_t i = 0; i < valid; ++i) {
-      std::swap(keys[static_cast<std::size_t>(i)], keys[static_cast<std::size_t>(rng.between(i, seq_len - 1))]);
+      std::swap(keys[static_cast<std::size_t>(i)],
+                keys[static_cast<std::size_t>(rng.between(i, seq_len - 1))]);
     }
     keys.resize(static_cast<std::size_t>(valid));
     request.indices = {keys};
@@ -138,9 +142,11 @@ TEST(Faults, B87_EveryPairOfHeadsAndListWidth) {
   for (const std::int64_t heads : {8, 16, 32, 64}) {
     problem.num_heads = heads;
     for (const std::int64_t width : {64, 128, 192, 256, 512, 1024, 2048}) {
-      const Scene scene = sparse_scene(problem, 2500, width, width - 1, static_cast<std::uint64_t>(width));
+      const Scene scene =
+          sparse_scene(problem, 2500, width, width - 1, static_cast<std::uint64_t>(width));
       const Exact right = exact(scene);
-      for_each_kernel_row(scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
+      for_each_kernel_row(
+          scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
     }
   }
 }
@@ -152,8 +158,18 @@ TEST(Faults, B111_EveryIndexOutsideThePoolIsNoKey) {
     for (Request& request : scene.requests) {
       std::vector<std::int64_t>& list = request.indices[0];
       const std::vector<std::int64_t> valid = list;
-      list = {kRaw - 1,  valid[0], kRaw + pool_tokens, valid[1], kRaw + 2147480000,       valid[2],
-              kRaw - 77, valid[3], kRaw + 2147483647,  kRaw - 1, kRaw + pool_tokens + 63, kRaw - 2147483647};
+      list = {kRaw - 1,
+              valid[0],
+              kRaw + pool_tokens,
+              valid[1],
+              kRaw + 2147480000,
+              valid[2],
+              kRaw - 77,
+              valid[3],
+              kRaw + 2147483647,
+              kRaw - 1,
+              kRaw + pool_tokens + 63,
+              kRaw - 2147483647};
     }
     // exact() counts what is below kRaw / 2: the four real entries.
     for (Request& request : scene.requests) ASSERT_EQ(request.indices[0].size(), 12U);
@@ -163,7 +179,8 @@ TEST(Faults, B111_EveryIndexOutsideThePoolIsNoKey) {
       ASSERT_EQ(request.indices[0].size(), 4U);
     }
     const Exact right = exact(four);
-    for_each_row(scene, [&](const std::string& row) { expect_right(four, decode(scene, row), right); });
+    for_each_row(scene,
+                 [&](const std::string& row) { expect_right(four, decode(scene, row), right); });
   }
 }
 
@@ -183,7 +200,8 @@ TEST(Faults, B112_MinusOneAloneBoundsAList) {
 TEST(Faults, B142_SparseDecodeOfABF16Cache) {
   const Scene scene = sparse_scene(shape(64), 600, 512, 512);
   const Exact right = exact(scene);
-  for_each_row(scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
+  for_each_row(scene,
+               [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
 }
 
 TEST(Faults, B130_B136_B140_TheTableAnswersHonestlyPerWidth) {
@@ -196,7 +214,8 @@ TEST(Faults, B130_B136_B140_TheTableAnswersHonestlyPerWidth) {
       const Scene scene = random_scene(problem, {75, 100}, {2});
       expect_all_rows(scene);  // whatever answers yes is right
       for (const BackendInfo& row : backends(lay_out(scene).problem)) {
-        EXPECT_EQ(plan(lay_out(scene).problem, forced(row.name)).ok(), row.reject_reason.empty()) << row.name;
+        EXPECT_EQ(plan(lay_out(scene).problem, forced(row.name)).ok(), row.reject_reason.empty())
+            << row.name;
       }
     }
   }

@@ -28,7 +28,8 @@ TEST(Faults, B46_TheLastKeyReachesTheLastRowOnly) {
       const Output output = decode(scene, row);
       for (std::int64_t head = 0; head < 16; ++head) {
         for (std::int64_t d = 0; d < 512; ++d) {
-          for (std::int64_t token = 0; token < 7; ++token) ASSERT_LT(output.at(token, head, d), 5.0);
+          for (std::int64_t token = 0; token < 7; ++token)
+            ASSERT_LT(output.at(token, head, d), 5.0);
           ASSERT_GT(output.at(7, head, d), 10.0);
         }
       }
@@ -54,7 +55,8 @@ TEST(Faults, B48_RowTSeesTheRightKeysOfAnFP8Cache) {
   for (const std::int64_t tokens : {2, 3, 4}) {
     const Scene small = random_scene(shape(128, 64, KvFormat::kE4M3), {100}, {tokens});
     for_each_row(small, [&](const std::string& row) { expect_right(small, decode(small, row)); });
-    const Scene large = with_zero_queries(random_scene(shape(128, 64, KvFormat::kE4M3), {1024}, {tokens}));
+    const Scene large =
+        with_zero_queries(random_scene(shape(128, 64, KvFormat::kE4M3), {1024}, {tokens}));
     for_each_kernel_row(large, [&](const std::string& row) {
       const Output output = decode(large, row);
       for (std::int64_t t = 0; t < tokens; ++t) expect_visible(output, t, 1024 - tokens + t + 1);
@@ -91,7 +93,8 @@ TEST(Faults, B52_OneTableRowServesAllTokensOfARequest) {
     expect_right(scene, run_laid(laid, row));
     const Output counts = decode(with_zero_queries(scene), row);
     for (std::int64_t b = 0; b < 2; ++b) {
-      for (std::int64_t t = 0; t < 3; ++t) expect_visible(counts, b * 3 + t, (b + 1) * 10 - 3 + t + 1);
+      for (std::int64_t t = 0; t < 3; ++t)
+        expect_visible(counts, b * 3 + t, (b + 1) * 10 - 3 + t + 1);
     }
   });
 }

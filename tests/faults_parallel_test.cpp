@@ -20,7 +20,8 @@ DecodeProblem f32_output(DecodeProblem problem) {
 }
 
 /// Decodes every shard and merges.
-Output run_ranks(const Scene& scene, std::int64_t world, std::int64_t interleave, const std::string& row) {
+Output run_ranks(const Scene& scene, std::int64_t world, std::int64_t interleave,
+                 const std::string& row) {
   std::vector<Output> parts;
   for (std::int64_t rank = 0; rank < world; ++rank) {
     parts.push_back(decode(shard(scene, world, rank, interleave), row));
@@ -34,7 +35,8 @@ TEST(Faults, B20_ShardsOfDifferentMassMergeInTheDocumentedBase) {
     problem.lse_base = base;
     Scene scene = random_scene(problem, {1024});
     std::vector<float>& keys = scene.requests[0].keys;
-    for (std::size_t i = 0; i < keys.size(); ++i) keys[i] *= 0.5F * static_cast<float>(1 + i / 576 / 256);
+    for (std::size_t i = 0; i < keys.size(); ++i)
+      keys[i] *= 0.5F * static_cast<float>(1 + i / 576 / 256);
     const Exact right = exact(scene);
     for_each_row(scene, [&](const std::string& row) {
       const Output merged = run_ranks(scene, 4, 256, row);
@@ -50,7 +52,8 @@ TEST(Faults, B21_PrefixAndSuffixMergeToOnePass) {
   prefix.problem.causal = false;
   prefix.requests[0].keys.resize(3072 * 576);
   Scene suffix = whole;
-  suffix.requests[0].keys.erase(suffix.requests[0].keys.begin(), suffix.requests[0].keys.begin() + 3072 * 576);
+  suffix.requests[0].keys.erase(suffix.requests[0].keys.begin(),
+                                suffix.requests[0].keys.begin() + 3072 * 576);
   const Exact right = exact(whole);
   for_each_row(whole, [&](const std::string& row) {
     const Output merged = merge_outputs({decode(prefix, row), decode(suffix, row)});
@@ -78,7 +81,8 @@ TEST(Faults, B60_EightRanksAreAsExactAsOne) {
   problem.kv_lora_rank = 128;
   problem.qk_rope_head_dim = 32;
   for (std::int64_t step = 0; step < 4; ++step) {
-    const Scene scene = random_scene(problem, {1500 + step * 37}, {1}, static_cast<std::uint64_t>(step + 1));
+    const Scene scene =
+        random_scene(problem, {1500 + step * 37}, {1}, static_cast<std::uint64_t>(step + 1));
     const Exact right = exact(scene);
     for_each_row(scene, [&](const std::string& row) {
       const double one = relative_error(decode(scene, row), right.out);

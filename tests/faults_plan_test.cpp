@@ -61,7 +61,8 @@ TEST(Faults, B64_B108_APlanOfAnotherShapeIsRefusedWithTheNumbers) {
     const Buffer workspace = testkit::make_workspace(*made);
     const auto expect = [&](const Scene& other, const std::string& sentence) {
       Laid laid = lay_out(other);
-      EXPECT_TRUE(refused(run_under(*made, laid, workspace), StatusCode::kInvalidArgument, sentence));
+      EXPECT_TRUE(
+          refused(run_under(*made, laid, workspace), StatusCode::kInvalidArgument, sentence));
       EXPECT_EQ(laid.lse.as<std::uint32_t>()[0], 0xFFFFFFFFU) << "written in spite of the refusal";
     };
     expect(random_scene(shape(16), std::vector<std::int64_t>(9, 20)),
@@ -107,7 +108,8 @@ TEST(Faults, B71_B82_TheWorkspaceMayHoldAnything) {
         const Result<DecodePlan> plan_b = plan(lay_out(b).problem, forced(row, options));
         ASSERT_TRUE(plan_a.ok() && plan_b.ok());
         for (const unsigned char garbage : {0xFF, 0x7F}) {
-          const Buffer workspace(std::max(plan_a->workspace_bytes(), plan_b->workspace_bytes()), garbage);
+          const Buffer workspace(std::max(plan_a->workspace_bytes(), plan_b->workspace_bytes()),
+                                 garbage);
           Laid first = lay_out(a), second = lay_out(b), third = lay_out(a);
           ASSERT_TRUE(run_under(*plan_a, first, workspace).ok());
           ASSERT_TRUE(run_under(*plan_b, second, workspace).ok());
@@ -173,14 +175,16 @@ TEST(Faults, B83_ManyRequestsAreAllRight) {
   for (const std::size_t requests : {std::size_t{16384}, std::size_t{16385}, std::size_t{17000}}) {
     const Scene scene = random_scene(narrow_shape(16, 4), std::vector<std::int64_t>(requests, 4));
     const Exact right = exact(scene);
-    for_each_kernel_row(scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
+    for_each_kernel_row(
+        scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
   }
 }
 
 TEST(Faults, B84_MoreThan65535RequestsOrTokens) {
   const Scene wide = random_scene(narrow_shape(1, 1), std::vector<std::int64_t>(65537, 1));
   const Exact right = exact(wide);
-  for_each_kernel_row(wide, [&](const std::string& row) { expect_right(wide, decode(wide, row), right); });
+  for_each_kernel_row(
+      wide, [&](const std::string& row) { expect_right(wide, decode(wide, row), right); });
   // A window keeps 65536 tokens on 65536 keys cheap; with zero queries lse counts the keys.
   DecodeProblem problem = narrow_shape(1, 64);
   problem.sliding_window = 8;
@@ -202,7 +206,8 @@ TEST(Faults, B85_PromptsOfAFewDozenTokensWithManyHeads) {
       problem.qk_rope_head_dim = 16;
       const Scene scene = random_scene(problem, {tokens}, {tokens});
       const Exact right = exact(scene);
-      for_each_kernel_row(scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
+      for_each_kernel_row(
+          scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
     }
   }
 }

@@ -26,7 +26,8 @@ TEST(Faults, B22_LseHasTheDocumentedBase) {
 }
 
 TEST(Faults, B30_NothingIsScaledThatTheCallerDidNotScale) {
-  // Numbers that bf16 and e4m3 both hold exactly: the format of the cache must not enter the scores.
+  // Numbers that bf16 and e4m3 both hold exactly: the format of the cache must not enter the
+  // scores.
   Scene scene = random_scene(shape(16), {90});
   testkit::Rng rng(5);
   for (float& value : scene.requests[0].keys) value = static_cast<float>(rng.between(-8, 8)) / 8.0F;
@@ -34,7 +35,8 @@ TEST(Faults, B30_NothingIsScaledThatTheCallerDidNotScale) {
   quantised.problem.kv_format = KvFormat::kE4M3;
   const Exact right = exact(scene);
   EXPECT_EQ(right.out, exact(quantised).out);
-  for_each_row(scene, [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
+  for_each_row(scene,
+               [&](const std::string& row) { expect_right(scene, decode(scene, row), right); });
   for_each_row(quantised, [&](const std::string& row) {
     expect_right(scene, decode(quantised, row), right);  // by the tolerance of bf16
   });
@@ -138,9 +140,11 @@ TEST(Faults, B37_TheScaleIsUsed) {
 
 TEST(Faults, B39_AnotherSpellingOfATypeIsOneClearRefusal) {
   for (const char* spelling : {"fp8", "fp8_e4m3", "float8_e4m3fn", "auto"}) {
-    const Result<testkit::Case> parsed = testkit::parse_case(std::string("b=1,h=1,len=1,kv=") + spelling);
+    const Result<testkit::Case> parsed =
+        testkit::parse_case(std::string("b=1,h=1,len=1,kv=") + spelling);
     ASSERT_FALSE(parsed.ok()) << spelling;
-    EXPECT_NE(parsed.status().message().find("e4m3"), std::string::npos) << parsed.status().message();
+    EXPECT_NE(parsed.status().message().find("e4m3"), std::string::npos)
+        << parsed.status().message();
   }
 }
 
@@ -232,7 +236,8 @@ TEST(Faults, B44_ScoresOfTenThousandKeepTheirOrder) {
         request.keys[j * 576 + 512] = j == winner ? 1.0F : -1.0F;
         for (std::size_t d = 513; d < 576; ++d) request.keys[j * 576 + d] = 0;
       }
-      for (std::size_t i = 0; i < request.query.size(); ++i) request.query[i] = i % 576 == 512 ? 100.0F : 0.0F;
+      for (std::size_t i = 0; i < request.query.size(); ++i)
+        request.query[i] = i % 576 == 512 ? 100.0F : 0.0F;
       scene.scale = 100;
       for_each_row(scene, [&](const std::string& row) {
         const Output output = decode(scene, row);
@@ -248,7 +253,8 @@ TEST(Faults, B44_ScoresOfTenThousandKeepTheirOrder) {
 
 TEST(Faults, B138_LseIsReturnedForEveryType) {
   for (const DType q : {DType::kBF16, DType::kF16, DType::kE4M3}) {
-    for (const KvFormat kv : {KvFormat::kBF16, KvFormat::kF16, KvFormat::kE4M3, KvFormat::kFp8DsMla}) {
+    for (const KvFormat kv :
+         {KvFormat::kBF16, KvFormat::kF16, KvFormat::kE4M3, KvFormat::kFp8DsMla}) {
       // B139: any query type with an FP8 cache is among them.
       const Scene scene = random_scene(shape(5, 64, kv, q), {70, 3});
       for_each_row(scene, [&](const std::string& row) {

@@ -17,8 +17,9 @@ const float kDead[] = {-kInfinity, kInfinity, kNaN, -kNaN};
 
 TEST(Lse, OnlyFiniteNumbersCount) {
   for (float dead : kDead) EXPECT_EQ(clean_lse(dead), -kInfinity);
-  for (float live : {0.0F, -60000.0F, 1e4F, std::numeric_limits<float>::max(),
-                     std::numeric_limits<float>::lowest(), std::numeric_limits<float>::denorm_min()}) {
+  for (float live :
+       {0.0F, -60000.0F, 1e4F, std::numeric_limits<float>::max(),
+        std::numeric_limits<float>::lowest(), std::numeric_limits<float>::denorm_min()}) {
     EXPECT_EQ(clean_lse(live), live);
   }
 }

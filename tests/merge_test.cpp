@@ -24,7 +24,10 @@ struct State {
   std::vector<float> out, lse;
 
   State(std::int64_t t, std::int64_t h, std::int64_t l, float value, float lse_value)
-      : tokens(t), heads(h), rank(l), out(static_cast<std::size_t>(t * h * l), value),
+      : tokens(t),
+        heads(h),
+        rank(l),
+        out(static_cast<std::size_t>(t * h * l), value),
         lse(static_cast<std::size_t>(t * h), lse_value) {}
   State(float value, float lse_value) : State(1, 1, 4, value, lse_value) {}
   AttentionState view() const {
@@ -37,7 +40,8 @@ State merged(const std::vector<State>& states, LseBase base = LseBase::kE) {
   std::vector<AttentionState> views;
   for (const State& state : states) views.push_back(state.view());
   State result(states[0].tokens, states[0].heads, states[0].rank, kNaN, kNaN);
-  const Status status = merge(views.data(), static_cast<std::int64_t>(views.size()), result.view(), base);
+  const Status status =
+      merge(views.data(), static_cast<std::int64_t>(views.size()), result.view(), base);
   EXPECT_TRUE(status.ok()) << status.message();
   return result;
 }
@@ -167,7 +171,8 @@ TEST(Merge, StatesMayHave16BitsAndAnyStrides) {
     for (std::size_t d = 0; d < 8; ++d) {
       const double va = static_cast<double>(static_cast<int>((first + d) % 17) - 8);
       const double vb = static_cast<double>(static_cast<int>((first + 24 + d) % 17) - 8);
-      const double found = testkit::decode(DType::kF16, reinterpret_cast<std::byte*>(&out[row * 8 + d]));
+      const double found =
+          testkit::decode(DType::kF16, reinterpret_cast<std::byte*>(&out[row * 8 + d]));
       EXPECT_NEAR(found, (a * va + b * vb) / (a + b), 8 * 0x1p-11);
     }
     EXPECT_NEAR(out_lse[row], std::log(a + b), 1e-6);
@@ -194,22 +199,26 @@ TEST(Merge, BadArgumentsAreRefused) {
          "merge: lse_base: found 10, needed e or 2");
   views[1].out.shape[2] = 3;
   expect(merge(views.data(), 2, target.view()),
-         "merge: states[1].out: found f32 [1,1,3], needed bf16, f16 or f32 [1,1,4] with last stride 1");
+         "merge: states[1].out: found f32 [1,1,3], needed bf16, f16 or f32 [1,1,4] with last "
+         "stride 1");
   views[1] = b.view();
   views[1].out.rank = 9;
   expect(merge(views.data(), 2, target.view()),
-         "merge: states[1].out: found f32 [1,1,4,0], needed bf16, f16 or f32 [1,1,4] with last stride 1");
+         "merge: states[1].out: found f32 [1,1,4,0], needed bf16, f16 or f32 [1,1,4] with last "
+         "stride 1");
   views[1] = b.view();
   views[0].out.dtype = DType::kE4M3;
   expect(merge(views.data(), 2, target.view()),
-         "merge: states[0].out: found e4m3 [1,1,4], needed bf16, f16 or f32 [1,1,4] with last stride 1");
+         "merge: states[0].out: found e4m3 [1,1,4], needed bf16, f16 or f32 [1,1,4] with last "
+         "stride 1");
   views[0] = a.view();
   views[0].lse.dtype = DType::kF16;
   expect(merge(views.data(), 2, target.view()),
          "merge: states[0].lse: found f16 [1,1], needed f32 [1,1]");
   views[0] = a.view();
   views[0].lse.data = nullptr;
-  expect(merge(views.data(), 2, target.view()), "merge: states[0]: found a null pointer, needed memory");
+  expect(merge(views.data(), 2, target.view()),
+         "merge: states[0]: found a null pointer, needed memory");
   AttentionState bad_target = target.view();
   bad_target.out.data = nullptr;
   views[0] = a.view();

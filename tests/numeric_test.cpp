@@ -1,5 +1,5 @@
-// Conversions against an independent double implementation: the value of a code comes from its fields,
-// the code of a value from a search among the values of all codes.
+// Conversions against an independent double implementation: the value of a code comes from its
+// fields, the code of a value from a search among the values of all codes.
 #include "core/numeric.hpp"
 
 #include <gtest/gtest.h>
@@ -75,9 +75,8 @@ void expect_encoder(const Format& format, Encode encode) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (std::uint32_t code = 0; code <= format.largest(); ++code) {
     const auto exact = static_cast<float>(format.value(code));
-    const double next = code < format.largest()
-                            ? format.value(code + 1)
-                            : 2 * format.value(code) - format.value(code - 1);
+    const double next = code < format.largest() ? format.value(code + 1)
+                                                : 2 * format.value(code) - format.value(code - 1);
     const auto middle = static_cast<float>((format.value(code) + next) / 2);
     for (float center : {exact, middle}) {
       expect_rounds_to_nearest(format, encode, center);
@@ -86,8 +85,9 @@ void expect_encoder(const Format& format, Encode encode) {
     }
     if (testing::Test::HasFatalFailure()) return;
   }
-  for (float value : {infinity, std::numeric_limits<float>::max(), std::numeric_limits<float>::min(),
-                      std::numeric_limits<float>::denorm_min(), 0.0F}) {
+  for (float value :
+       {infinity, std::numeric_limits<float>::max(), std::numeric_limits<float>::min(),
+        std::numeric_limits<float>::denorm_min(), 0.0F}) {
     expect_rounds_to_nearest(format, encode, value);
   }
   testkit::Rng rng(7);
@@ -141,13 +141,25 @@ const auto decode_e4m3 = [](std::uint32_t code) {
   return numeric::e4m3_to_float(static_cast<std::uint8_t>(code));
 };
 
-TEST(Numeric, EveryBF16CodeHasItsValue) { expect_decoder(kBF16, decode_bf16); }
-TEST(Numeric, EveryF16CodeHasItsValue) { expect_decoder(kF16, decode_f16); }
-TEST(Numeric, EveryE4M3CodeHasItsValue) { expect_decoder(kE4M3, decode_e4m3); }
+TEST(Numeric, EveryBF16CodeHasItsValue) {
+  expect_decoder(kBF16, decode_bf16);
+}
+TEST(Numeric, EveryF16CodeHasItsValue) {
+  expect_decoder(kF16, decode_f16);
+}
+TEST(Numeric, EveryE4M3CodeHasItsValue) {
+  expect_decoder(kE4M3, decode_e4m3);
+}
 
-TEST(Numeric, BF16RoundsToNearestEven) { expect_encoder(kBF16, numeric::float_to_bf16); }
-TEST(Numeric, F16RoundsToNearestEven) { expect_encoder(kF16, numeric::float_to_f16); }
-TEST(Numeric, E4M3RoundsToNearestEvenAndSaturates) { expect_encoder(kE4M3, numeric::float_to_e4m3); }
+TEST(Numeric, BF16RoundsToNearestEven) {
+  expect_encoder(kBF16, numeric::float_to_bf16);
+}
+TEST(Numeric, F16RoundsToNearestEven) {
+  expect_encoder(kF16, numeric::float_to_f16);
+}
+TEST(Numeric, E4M3RoundsToNearestEvenAndSaturates) {
+  expect_encoder(kE4M3, numeric::float_to_e4m3);
+}
 
 TEST(Numeric, EveryCodeSurvivesARoundTrip) {
   expect_round_trip(kBF16, decode_bf16, numeric::float_to_bf16);

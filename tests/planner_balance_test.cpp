@@ -24,8 +24,8 @@ DecodeProblem batch(std::int64_t requests, std::int64_t heads, std::int64_t max_
 }
 
 /// Row-keys of each worker for lengths, as the splits of a plan give them.
-std::vector<std::int64_t> worker_cost(const DecodeProblem& problem, const std::vector<std::int32_t>& lens,
-                                      int workers) {
+std::vector<std::int64_t> worker_cost(const DecodeProblem& problem,
+                                      const std::vector<std::int32_t>& lens, int workers) {
   PlanOptions options = test::forced("cpu_reference");
   options.num_threads = workers;
   const Result<DecodePlan> made = plan(problem, options);
@@ -36,12 +36,14 @@ std::vector<std::int64_t> worker_cost(const DecodeProblem& problem, const std::v
   for (const Split& split : *dealt) {
     const std::int64_t rows = split.row_end - split.row_begin;
     const std::int64_t padded = rows < 8 ? rows : (rows + 7) / 8 * 8;
-    cost[static_cast<std::size_t>(split.worker)] += (split.key_end - split.key_begin) * (padded + 4);
+    cost[static_cast<std::size_t>(split.worker)] +=
+        (split.key_end - split.key_begin) * (padded + 4);
   }
   return cost;
 }
 
-void expect_balanced(const DecodeProblem& problem, const std::vector<std::int32_t>& lens, int workers) {
+void expect_balanced(const DecodeProblem& problem, const std::vector<std::int32_t>& lens,
+                     int workers) {
   const std::vector<std::int64_t> cost = worker_cost(problem, lens, workers);
   std::int64_t total = 0;
   for (const std::int64_t c : cost) total += c;
@@ -58,15 +60,18 @@ void expect_balanced(const DecodeProblem& problem, const std::vector<std::int32_
 TEST(Planner, WorkIsEqualUpToATileForUnevenBatches) {
   expect_balanced(batch(1, 16, 100000), {100000}, 8);
   expect_balanced(batch(1, 128, 100000), {100000}, 7);
-  expect_balanced(batch(8, 16, 262144), {262144, 131072, 65536, 32768, 16384, 8192, 4096, 2048}, 16);
+  expect_balanced(batch(8, 16, 262144), {262144, 131072, 65536, 32768, 16384, 8192, 4096, 2048},
+                  16);
   expect_balanced(batch(5, 1, 90000), {90000, 1, 0, 44000, 7}, 6);
   testkit::Rng rng(9);
   for (int i = 0; i < 100; ++i) {
     std::vector<std::int32_t> lens;
     for (int b = 0; b < 20; ++b) {
-      lens.push_back(static_cast<std::int32_t>(rng.one_in(3) ? rng.between(0, 90) : rng.between(0, 50000)));
+      lens.push_back(
+          static_cast<std::int32_t>(rng.one_in(3) ? rng.between(0, 90) : rng.between(0, 50000)));
     }
-    expect_balanced(batch(20, rng.between(1, 128), 50000), lens, static_cast<int>(rng.between(1, 16)));
+    expect_balanced(batch(20, rng.between(1, 128), 50000), lens,
+                    static_cast<int>(rng.between(1, 16)));
   }
 }
 
@@ -90,8 +95,9 @@ TEST(Planner, OverEstimatedLengthsCostNoWorkspace) {
     SCOPED_TRACE(row);
     const std::size_t tight = *workspace_size(batch(4, 16, 1000), test::forced(row));
     EXPECT_EQ(*workspace_size(batch(4, 16, std::int64_t{1} << 62), test::forced(row)), tight);
-    EXPECT_EQ(*workspace_size(batch(4, 16, std::numeric_limits<std::int64_t>::max()), test::forced(row)),
-              tight);
+    EXPECT_EQ(
+        *workspace_size(batch(4, 16, std::numeric_limits<std::int64_t>::max()), test::forced(row)),
+        tight);
     EXPECT_LT(tight, std::size_t{64} << 20);
     PlanOptions fixed = test::forced(row);
     fixed.fixed_split = 512;
@@ -161,18 +167,19 @@ TEST(Planner, SplitsRefusesWhatRunRefuses) {
   problem.max_query_len = 2;
   made = plan(problem);
   const std::int32_t lens[] = {5, 100, 0};
-  EXPECT_TRUE(test::refused(
-      splits(*made, lens).status(), StatusCode::kInvalidArgument,
-      "splits: query_start_loc: found none, needed it, because 4 tokens do not divide among 3 requests"));
+  EXPECT_TRUE(test::refused(splits(*made, lens).status(), StatusCode::kInvalidArgument,
+                            "splits: query_start_loc: found none, needed it, because 4 tokens do "
+                            "not divide among 3 requests"));
   const std::int32_t starts[] = {0, 2, 2, 5};
   EXPECT_TRUE(test::refused(splits(*made, lens, starts).status(), StatusCode::kInvalidArgument,
                             "splits: query_start_loc[3]: found 5, needed at most num_tokens = 4"));
   problem = batch(3, 16, 100);
   problem.cp_world = 4;
   made = plan(problem);
-  EXPECT_TRUE(test::refused(splits(*made, lens).status(), StatusCode::kInvalidArgument,
-                            "splits: causal_seqlens_kv_global: found none, needed 3 global lengths, because "
-                            "cp_world is 4"));
+  EXPECT_TRUE(test::refused(
+      splits(*made, lens).status(), StatusCode::kInvalidArgument,
+      "splits: causal_seqlens_kv_global: found none, needed 3 global lengths, because "
+      "cp_world is 4"));
   EXPECT_TRUE(splits(*made, lens, nullptr, lens).ok());
 }
 

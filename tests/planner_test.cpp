@@ -1,5 +1,5 @@
-// The planner's promises over random batches: every key of every row once, splits sorted and bounded,
-// merges that fit them, and the same schedule every time.
+// The planner's promises over random batches: every key of every row once, splits sorted and
+// bounded, merges that fit them, and the same schedule every time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -54,7 +54,9 @@ Planned random_plan(testkit::Rng& rng) {
   const std::int64_t longest = rng.one_in(3) ? 20 : rng.one_in(2) ? 3000 : 100000;
   planned.starts.push_back(0);
   for (std::int64_t b = 0; b < problem.num_requests; ++b) {
-    const std::int64_t tokens = rng.one_in(5) ? 0 : rng.one_in(8) ? rng.between(1, 90) : rng.between(1, 4);
+    const std::int64_t tokens = rng.one_in(5)   ? 0
+                                : rng.one_in(8) ? rng.between(1, 90)
+                                                : rng.between(1, 4);
     const std::int64_t keys = rng.one_in(6) ? 0 : rng.between(1, longest);
     planned.starts.push_back(planned.starts.back() + static_cast<std::int32_t>(tokens));
     planned.seq_lens.push_back(static_cast<std::int32_t>(keys));
@@ -67,12 +69,15 @@ Planned random_plan(testkit::Rng& rng) {
   planned.state.num_workers = static_cast<int>(rng.between(1, 24));
   planned.state.max_rows = 16 * rng.between(1, 8);
   planned.state.key_tile = rng.one_in(2) ? 48 : 64;
-  if (rng.one_in(3)) planned.state.options.num_splits = rng.between(1, 40);
-  else if (rng.one_in(3)) planned.state.options.fixed_split = rng.between(1, 2000);
+  if (rng.one_in(3))
+    planned.state.options.num_splits = rng.between(1, 40);
+  else if (rng.one_in(3))
+    planned.state.options.fixed_split = rng.between(1, 2000);
   return planned;
 }
 
-/// Every visible key of every row lies in exactly one split of its row block; rows without keys too.
+/// Every visible key of every row lies in exactly one split of its row block; rows without keys
+/// too.
 void expect_every_key_once(const Planned& planned) {
   const DecodeProblem& problem = planned.state.problem;
   using Block = std::tuple<std::int32_t, std::int32_t, std::int32_t>;
@@ -80,7 +85,8 @@ void expect_every_key_once(const Planned& planned) {
   for (const Split& split : planned.splits) {
     ASSERT_LT(split.row_begin, split.row_end);
     ASSERT_LE(split.row_end - split.row_begin, planned.state.max_rows);
-    blocks[{split.request, split.row_begin, split.row_end}].push_back({split.key_begin, split.key_end});
+    blocks[{split.request, split.row_begin, split.row_end}].push_back(
+        {split.key_begin, split.key_end});
   }
   for (std::int64_t b = 0; b < num_planned_requests(problem); ++b) {
     const RequestShape shape = request_shape(problem, planned.lengths(), b);
@@ -116,7 +122,8 @@ void expect_sorted_by_worker(const Planned& planned) {
   }
 }
 
-/// Splits that write partials have slots of their own, and exactly one merge reads them in key order.
+/// Splits that write partials have slots of their own, and exactly one merge reads them in key
+/// order.
 void expect_merges_fit(const Planned& planned) {
   std::vector<int> owner(static_cast<std::size_t>(planned.bounds.num_partials), 0);
   std::map<std::int32_t, const Split*> by_slot;
@@ -128,9 +135,11 @@ void expect_merges_fit(const Planned& planned) {
       continue;
     }
     by_slot[split.partial] = &split;
-    for (std::int32_t slot = split.partial; slot < split.partial + split.row_end - split.row_begin; ++slot) {
+    for (std::int32_t slot = split.partial; slot < split.partial + split.row_end - split.row_begin;
+         ++slot) {
       ASSERT_LT(slot, planned.bounds.num_partials);
-      ASSERT_EQ(owner[static_cast<std::size_t>(slot)]++, 0) << "slot " << slot << " is written twice";
+      ASSERT_EQ(owner[static_cast<std::size_t>(slot)]++, 0)
+          << "slot " << slot << " is written twice";
     }
   }
   std::size_t merged = 0;
@@ -166,12 +175,14 @@ void expect_cuts_where_promised(const Planned& planned) {
   for (const Split& split : planned.splits) {
     ++parts[{split.request, split.row_begin}];
     if (split.partial < 0) continue;
-    const bool inner = std::any_of(planned.splits.begin(), planned.splits.end(), [&](const Split& other) {
-      return other.request == split.request && other.row_begin == split.row_begin &&
-             other.key_end == split.key_begin;
-    });
+    const bool inner =
+        std::any_of(planned.splits.begin(), planned.splits.end(), [&](const Split& other) {
+          return other.request == split.request && other.row_begin == split.row_begin &&
+                 other.key_end == split.key_begin;
+        });
     if (!inner) continue;
-    const std::int64_t unit = options.fixed_split > 0 ? options.fixed_split : planned.state.key_tile;
+    const std::int64_t unit =
+        options.fixed_split > 0 ? options.fixed_split : planned.state.key_tile;
     ASSERT_EQ(split.key_begin % unit, 0) << "cut at " << split.key_begin;
     if (options.fixed_split > 0) {
       ASSERT_EQ((split.key_end - 1) / unit, split.key_begin / unit);

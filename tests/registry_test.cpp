@@ -111,7 +111,8 @@ TEST(Registry, ADeviceWithoutRowsIsUnsupportedWithAReason) {
     const Result<DecodePlan> made = plan(small_problem(), options);
     ASSERT_FALSE(made.ok());
     EXPECT_EQ(made.status().code(), StatusCode::kUnsupported);
-    EXPECT_NE(made.status().message().find("this build has no row for device cuda"), std::string::npos);
+    EXPECT_NE(made.status().message().find("this build has no row for device cuda"),
+              std::string::npos);
   }
   options.backend = "cpu_reference";
   EXPECT_TRUE(test::refused(plan(small_problem(), options).status(), StatusCode::kInvalidArgument,

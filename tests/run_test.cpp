@@ -29,14 +29,24 @@ void* counted(std::size_t bytes, std::size_t alignment) {
 
 }  // namespace
 
-void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
+void* operator new(std::size_t bytes) {
+  return counted(bytes, alignof(std::max_align_t));
+}
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
   return counted(bytes, static_cast<std::size_t>(alignment));
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
 
 namespace mla {
 namespace {
@@ -99,7 +109,8 @@ TEST(Run, OnePlanServesSeveralThreadsAtOnce) {
     for (std::size_t i = 0; i < 4; ++i) {
       threads.emplace_back([&, i] {
         for (int repeat = 0; repeat < 5; ++repeat) {
-          ok[i] += run(*made, laid[i].tensors, workspaces[i].data(), workspaces[i].size()).ok() ? 1 : 0;
+          ok[i] +=
+              run(*made, laid[i].tensors, workspaces[i].data(), workspaces[i].size()).ok() ? 1 : 0;
         }
       });
     }
@@ -127,7 +138,9 @@ TEST(Run, ASmallerTeamThanPlannedDoesAllTheWork) {
     bool ok[2] = {false, false};
 #pragma omp parallel for num_threads(2) schedule(static, 1)
     for (int i = 0; i < 2; ++i) {
-      ok[i] = run(*made, laid[static_cast<std::size_t>(i)].tensors, workspaces[i].data(), workspaces[i].size()).ok();
+      ok[i] = run(*made, laid[static_cast<std::size_t>(i)].tensors, workspaces[i].data(),
+                  workspaces[i].size())
+                  .ok();
     }
     for (std::size_t i = 0; i < 2; ++i) {
       EXPECT_TRUE(ok[i]);
@@ -146,7 +159,8 @@ TEST(Run, AnyAlignedWorkspaceServes) {
     for (const std::size_t offset : {16, 32, 48, 240}) {
       const std::size_t bytes = made->workspace_bytes();
       const Buffer workspace(bytes + offset, 0);
-      // The last byte that may be touched is the last one of the buffer: its guard band is behind it.
+      // The last byte that may be touched is the last one of the buffer: its guard band is behind
+      // it.
       ASSERT_TRUE(run(*made, laid.tensors, workspace.data() + offset, bytes).ok());
       EXPECT_TRUE(workspace.intact());
       for (std::size_t i = 0; i < offset; ++i) ASSERT_EQ(workspace.data()[i], std::byte{0});

@@ -49,15 +49,29 @@ void expect_accepted(const std::function<void(SmallCall&)>& change) {
 
 TEST(ValidateContents, QueryStartsThatAreNotMonotoneAreRefused) {
   expect_refusals({
-      {[](auto& c) { c.starts = {1, 2, 4}; }, "run: query_start_loc[0]: found 1, needed 0"},
-      {[](auto& c) { c.starts = {-1, 2, 4}; }, "run: query_start_loc[0]: found -1, needed 0"},
-      {[](auto& c) { c.starts = {0, 2, 1}; },
+      {[](auto& c) {
+         c.starts = {1, 2, 4};
+       },
+       "run: query_start_loc[0]: found 1, needed 0"},
+      {[](auto& c) {
+         c.starts = {-1, 2, 4};
+       },
+       "run: query_start_loc[0]: found -1, needed 0"},
+      {[](auto& c) {
+         c.starts = {0, 2, 1};
+       },
        "run: query_start_loc[2]: found 1, needed at least query_start_loc[1] = 2"},
-      {[](auto& c) { c.starts = {0, -2, 4}; },
+      {[](auto& c) {
+         c.starts = {0, -2, 4};
+       },
        "run: query_start_loc[1]: found -2, needed at least query_start_loc[0] = 0"},
-      {[](auto& c) { c.starts = {0, 2, 5}; },
+      {[](auto& c) {
+         c.starts = {0, 2, 5};
+       },
        "run: query_start_loc[2]: found 5, needed at most num_tokens = 4"},
-      {[](auto& c) { c.starts = {0, 3, 4}; },
+      {[](auto& c) {
+         c.starts = {0, 3, 4};
+       },
        "run: query length of request 0: found 3, needed at most max_query_len = 2"},
       {[](auto& c) { c.tensors.query_start_loc = {}, c.problem.max_query_len = 1; },
        "run: num_tokens / num_requests: found 2, needed at most max_query_len = 1"},
@@ -66,8 +80,14 @@ TEST(ValidateContents, QueryStartsThatAreNotMonotoneAreRefused) {
 
 TEST(ValidateContents, LengthsOutOfBoundsAreRefused) {
   expect_refusals({
-      {[](auto& c) { c.seq_lens = {4, -1}; }, "run: seq_lens[1]: found -1, needed 0 to max_seq_len = 8"},
-      {[](auto& c) { c.seq_lens = {9, 6}; }, "run: seq_lens[0]: found 9, needed 0 to max_seq_len = 8"},
+      {[](auto& c) {
+         c.seq_lens = {4, -1};
+       },
+       "run: seq_lens[1]: found -1, needed 0 to max_seq_len = 8"},
+      {[](auto& c) {
+         c.seq_lens = {9, 6};
+       },
+       "run: seq_lens[0]: found 9, needed 0 to max_seq_len = 8"},
       {[](auto& c) {
          c.problem.cp_world = 2;
          c.globals = {4, -6};
@@ -204,7 +224,8 @@ TEST(ValidateContents, TheSmallCallHasItsValue) {
     SmallCall call;
     ASSERT_TRUE(call.run_on(row).ok());
     EXPECT_EQ(std::count(call.out.begin(), call.out.end(), 0x3F80), 4 * 2 * 16);
-    for (std::size_t i = 0; i < 8; ++i) EXPECT_NEAR(call.lse[i], 8.0 + std::log(visible[i / 2]), 1e-5);
+    for (std::size_t i = 0; i < 8; ++i)
+      EXPECT_NEAR(call.lse[i], 8.0 + std::log(visible[i / 2]), 1e-5);
   }
 }
 

@@ -53,23 +53,28 @@ void expect_refusals(const std::vector<Refusal>& refusals) {
 
 TEST(ValidateProblem, CountsOutOfRangeAreRefused) {
   expect_refusals({
-      {[](auto& p, auto&) { p.num_requests = -1; }, "plan: num_requests: found -1, needed 0 to 2147483647"},
+      {[](auto& p, auto&) { p.num_requests = -1; },
+       "plan: num_requests: found -1, needed 0 to 2147483647"},
       {[](auto& p, auto&) { p.num_requests = kTooMany; },
        "plan: num_requests: found 2147483648, needed 0 to 2147483647"},
-      {[](auto& p, auto&) { p.num_tokens = -4; }, "plan: num_tokens: found -4, needed 0 to 2147483647"},
+      {[](auto& p, auto&) { p.num_tokens = -4; },
+       "plan: num_tokens: found -4, needed 0 to 2147483647"},
       {[](auto& p, auto&) { p.num_tokens = kTooMany; },
        "plan: num_tokens: found 2147483648, needed 0 to 2147483647"},
       {[](auto& p, auto&) { p.num_heads = 0; }, "plan: num_heads: found 0, needed 1 to 2147483647"},
-      {[](auto& p, auto&) { p.num_heads = -16; }, "plan: num_heads: found -16, needed 1 to 2147483647"},
+      {[](auto& p, auto&) { p.num_heads = -16; },
+       "plan: num_heads: found -16, needed 1 to 2147483647"},
       {[](auto& p, auto&) { p.num_heads = kTooMany; },
        "plan: num_heads: found 2147483648, needed 1 to 2147483647"},
       {[](auto& p, auto&) { p.page_size = 0; }, "plan: page_size: found 0, needed 1 to 2147483647"},
-      {[](auto& p, auto&) { p.page_size = -64; }, "plan: page_size: found -64, needed 1 to 2147483647"},
+      {[](auto& p, auto&) { p.page_size = -64; },
+       "plan: page_size: found -64, needed 1 to 2147483647"},
       {[](auto& p, auto&) { p.max_seq_len = -1; },
        "plan: max_seq_len: found -1, needed 0 to 9223372036854775807"},
       {[](auto& p, auto&) { p.max_query_len = -1; },
        "plan: max_query_len: found -1, needed 0 to 9223372036854775807"},
-      {[](auto& p, auto&) { p.num_indices = -1; }, "plan: num_indices: found -1, needed 0 to 2147483647"},
+      {[](auto& p, auto&) { p.num_indices = -1; },
+       "plan: num_indices: found -1, needed 0 to 2147483647"},
       {[](auto& p, auto&) { p.num_indices = kTooMany; },
        "plan: num_indices: found 2147483648, needed 0 to 2147483647"},
       {[](auto& p, auto&) { p.num_tokens = 65536, p.num_heads = 32768; },
@@ -79,8 +84,10 @@ TEST(ValidateProblem, CountsOutOfRangeAreRefused) {
 
 TEST(ValidateProblem, WidthsThatNoKernelHasAreRefused) {
   expect_refusals({
-      {[](auto& p, auto&) { p.kv_lora_rank = 0; }, "plan: kv_lora_rank: found 0, needed 16 to 65536"},
-      {[](auto& p, auto&) { p.kv_lora_rank = -512; }, "plan: kv_lora_rank: found -512, needed 16 to 65536"},
+      {[](auto& p, auto&) { p.kv_lora_rank = 0; },
+       "plan: kv_lora_rank: found 0, needed 16 to 65536"},
+      {[](auto& p, auto&) { p.kv_lora_rank = -512; },
+       "plan: kv_lora_rank: found -512, needed 16 to 65536"},
       {[](auto& p, auto&) { p.kv_lora_rank = 65552; },
        "plan: kv_lora_rank: found 65552, needed 16 to 65536"},
       {[](auto& p, auto&) { p.kv_lora_rank = 500; },
@@ -92,15 +99,18 @@ TEST(ValidateProblem, WidthsThatNoKernelHasAreRefused) {
       {[](auto& p, auto&) { p.qk_rope_head_dim = 8; },
        "plan: qk_rope_head_dim: found 8, needed a multiple of 16"},
       {[](auto& p, auto&) { p.kv_format = KvFormat::kFp8DsMla, p.kv_lora_rank = 256; },
-       "plan: kv_lora_rank, qk_rope_head_dim: found 256, 64, needed 512, 64 for an fp8_ds_mla cache"},
+       "plan: kv_lora_rank, qk_rope_head_dim: found 256, 64, needed 512, 64 for an fp8_ds_mla "
+       "cache"},
       {[](auto& p, auto&) { p.kv_format = KvFormat::kFp8DsMla, p.qk_rope_head_dim = 0; },
-       "plan: kv_lora_rank, qk_rope_head_dim: found 512, 0, needed 512, 64 for an fp8_ds_mla cache"},
+       "plan: kv_lora_rank, qk_rope_head_dim: found 512, 0, needed 512, 64 for an fp8_ds_mla "
+       "cache"},
   });
 }
 
 TEST(ValidateProblem, TypesThatNoCallHasAreRefused) {
   expect_refusals({
-      {[](auto& p, auto&) { p.q_dtype = DType::kF32; }, "plan: q_dtype: found f32, needed bf16, f16 or e4m3"},
+      {[](auto& p, auto&) { p.q_dtype = DType::kF32; },
+       "plan: q_dtype: found f32, needed bf16, f16 or e4m3"},
       {[](auto& p, auto&) { p.q_dtype = DType::kNone; },
        "plan: q_dtype: found none, needed bf16, f16 or e4m3"},
       {[](auto& p, auto&) { p.q_dtype = static_cast<DType>(99); },
@@ -111,7 +121,8 @@ TEST(ValidateProblem, TypesThatNoCallHasAreRefused) {
        "plan: out_dtype: found unknown, needed bf16, f16 or f32"},
       {[](auto& p, auto&) { p.kv_format = static_cast<KvFormat>(0); },
        "plan: kv_format: found 0, needed bf16, f16, e4m3 or fp8_ds_mla"},
-      {[](auto& p, auto&) { p.lse_base = static_cast<LseBase>(10); }, "plan: lse_base: found 10, needed e or 2"},
+      {[](auto& p, auto&) { p.lse_base = static_cast<LseBase>(10); },
+       "plan: lse_base: found 10, needed e or 2"},
   });
 }
 
@@ -128,13 +139,16 @@ TEST(ValidateProblem, ModesThatContradictAreRefused) {
        "plan: sliding_window: found -1, needed 0 to 2147483647"},
       {[](auto& p, auto&) { p.cp_world = 0; }, "plan: cp_world: found 0, needed 1 to 2147483647"},
       {[](auto& p, auto&) { p.cp_rank = -1; }, "plan: cp_rank: found -1, needed 0 to 0"},
-      {[](auto& p, auto&) { p.cp_world = 4, p.cp_rank = 4; }, "plan: cp_rank: found 4, needed 0 to 3"},
+      {[](auto& p, auto&) { p.cp_world = 4, p.cp_rank = 4; },
+       "plan: cp_rank: found 4, needed 0 to 3"},
       {[](auto& p, auto&) { p.cp_interleave = 0; },
        "plan: cp_interleave: found 0, needed 1 to 2147483647"},
       {[](auto& p, auto&) { p.num_indices = 8, p.sliding_window = 128; },
-       "plan: sliding_window: found 128, needed 0 in sparse mode, where indices alone choose the keys"},
+       "plan: sliding_window: found 128, needed 0 in sparse mode, where indices alone choose the "
+       "keys"},
       {[](auto& p, auto&) { p.num_indices = 8, p.uses_alibi_slopes = true; },
-       "plan: uses_alibi_slopes: found true, needed false in sparse mode, where key positions are not known"},
+       "plan: uses_alibi_slopes: found true, needed false in sparse mode, where key positions are "
+       "not known"},
   });
 }
 
@@ -142,13 +156,17 @@ TEST(ValidateProblem, OptionsOutOfRangeAreRefused) {
   expect_refusals({
       {[](auto&, auto& o) { o.device = static_cast<DeviceKind>(3); },
        "plan: device: found 3, needed cpu or cuda"},
-      {[](auto&, auto& o) { o.device_index = -1; }, "plan: device_index: found -1, needed 0 to 2147483647"},
+      {[](auto&, auto& o) { o.device_index = -1; },
+       "plan: device_index: found -1, needed 0 to 2147483647"},
       {[](auto&, auto& o) { o.num_threads = -1; }, "plan: num_threads: found -1, needed 0 to 4096"},
-      {[](auto&, auto& o) { o.num_threads = 4097; }, "plan: num_threads: found 4097, needed 0 to 4096"},
-      {[](auto&, auto& o) { o.num_splits = -1; }, "plan: num_splits: found -1, needed 0 to 2147483647"},
+      {[](auto&, auto& o) { o.num_threads = 4097; },
+       "plan: num_threads: found 4097, needed 0 to 4096"},
+      {[](auto&, auto& o) { o.num_splits = -1; },
+       "plan: num_splits: found -1, needed 0 to 2147483647"},
       {[](auto&, auto& o) { o.num_splits = kTooMany; },
        "plan: num_splits: found 2147483648, needed 0 to 2147483647"},
-      {[](auto&, auto& o) { o.fixed_split = -1; }, "plan: fixed_split: found -1, needed 0 to 2147483647"},
+      {[](auto&, auto& o) { o.fixed_split = -1; },
+       "plan: fixed_split: found -1, needed 0 to 2147483647"},
       {[](auto&, auto& o) { o.num_splits = 4, o.fixed_split = 512; },
        "plan: num_splits, fixed_split: found 4, 512, needed at most one of them"},
   });

@@ -96,20 +96,26 @@ TEST(ValidateTensors, CachesAndTablesThatDoNotFitAreRefused) {
        "run: kv_cache shape: found [5,4,32,0], needed [any,4,32]"},
       {[](auto& c) { c.tensors.kv_cache.data = nullptr; },
        "run: kv_cache: found a null pointer, needed memory"},
-      {[](auto& c) { c.tensors.kv_cache.stride[2] = 5; }, "run: kv_cache last stride: found 5, needed 1"},
+      {[](auto& c) { c.tensors.kv_cache.stride[2] = 5; },
+       "run: kv_cache last stride: found 5, needed 1"},
       {[](auto& c) { c.tensors.block_table = {}; },
        "run: block_table: found none, needed a i32 tensor [2,any]"},
       {[](auto& c) { c.tensors.block_table.dtype = DType::kF32; },
        "run: block_table dtype: found f32, needed i32"},
       {[](auto& c) { c.tensors.block_table.shape[0] = 4; },
        "run: block_table shape: found [4,3], needed [2,any]"},
-      {[](auto& c) { c.tensors.block_table.rank = 1; }, "run: block_table shape: found [2], needed [2,any]"},
-      {[](auto& c) { c.tensors.seq_lens = {}; }, "run: seq_lens: found none, needed a i32 tensor [2]"},
-      {[](auto& c) { c.tensors.seq_lens.shape[0] = 3; }, "run: seq_lens shape: found [3], needed [2]"},
-      {[](auto& c) { c.tensors.seq_lens.stride[0] = 2; }, "run: seq_lens last stride: found 2, needed 1"},
+      {[](auto& c) { c.tensors.block_table.rank = 1; },
+       "run: block_table shape: found [2], needed [2,any]"},
+      {[](auto& c) { c.tensors.seq_lens = {}; },
+       "run: seq_lens: found none, needed a i32 tensor [2]"},
+      {[](auto& c) { c.tensors.seq_lens.shape[0] = 3; },
+       "run: seq_lens shape: found [3], needed [2]"},
+      {[](auto& c) { c.tensors.seq_lens.stride[0] = 2; },
+       "run: seq_lens last stride: found 2, needed 1"},
       {[](auto& c) { c.make_sparse(), c.problem.num_indices = 0; },
        "run: indices: found [4,3], needed none: the plan is dense (num_indices is 0)"},
-      {[](auto& c) { c.problem.num_indices = 3; }, "run: indices: found none, needed a i32 tensor [4,3]"},
+      {[](auto& c) { c.problem.num_indices = 3; },
+       "run: indices: found none, needed a i32 tensor [4,3]"},
       {[](auto& c) { c.make_sparse(), c.tensors.indices.shape[1] = 2; },
        "run: indices shape: found [4,2], needed [4,3]"},
       {[](auto& c) { c.make_sparse(), c.tensors.indices.shape[0] = 2; },
@@ -131,12 +137,16 @@ TEST(ValidateTensors, LengthsAndHeadsThatDoNotFitAreRefused) {
          c.problem.num_tokens = 3;
          c.tensors.q.shape[0] = c.tensors.out.shape[0] = c.tensors.lse.shape[0] = 3;
        },
-       "run: query_start_loc: found none, needed it, because 3 tokens do not divide among 2 requests"},
+       "run: query_start_loc: found none, needed it, because 3 tokens do not divide among 2 "
+       "requests"},
       {[](auto& c) { c.problem.cp_world = 2; },
        "run: causal_seqlens_kv_global: found none, needed a i32 tensor [2]"},
-      {[=](auto& c) { c.problem.cp_world = 2, c.tensors.causal_seqlens_kv_global = global_view(c, 1); },
+      {[=](auto& c) {
+         c.problem.cp_world = 2, c.tensors.causal_seqlens_kv_global = global_view(c, 1);
+       },
        "run: causal_seqlens_kv_global shape: found [1], needed [2]"},
-      {[](auto& c) { c.problem.uses_sinks = true; }, "run: sinks: found none, needed a f32 tensor [2]"},
+      {[](auto& c) { c.problem.uses_sinks = true; },
+       "run: sinks: found none, needed a f32 tensor [2]"},
       {[](auto& c) { c.tensors.sinks = c.head_view(); },
        "run: sinks: found [2], needed none: the plan was made without sinks"},
       {[](auto& c) {
@@ -177,9 +187,12 @@ TEST(ValidateTensors, ScalesMustBeGiven) {
 TEST(ValidateTensors, OutputsThatDoNotFitAreRefused) {
   expect_refusals({
       {[](auto& c) { c.tensors.out = {}; }, "run: out: found none, needed a bf16 tensor [4,2,16]"},
-      {[](auto& c) { c.tensors.out.dtype = DType::kF32; }, "run: out dtype: found f32, needed bf16"},
-      {[](auto& c) { c.tensors.out.shape[2] = 32; }, "run: out shape: found [4,2,32], needed [4,2,16]"},
-      {[](auto& c) { c.tensors.out.data = nullptr; }, "run: out: found a null pointer, needed memory"},
+      {[](auto& c) { c.tensors.out.dtype = DType::kF32; },
+       "run: out dtype: found f32, needed bf16"},
+      {[](auto& c) { c.tensors.out.shape[2] = 32; },
+       "run: out shape: found [4,2,32], needed [4,2,16]"},
+      {[](auto& c) { c.tensors.out.data = nullptr; },
+       "run: out: found a null pointer, needed memory"},
       {[](auto& c) { c.tensors.out.stride[2] = 2; }, "run: out last stride: found 2, needed 1"},
       {[](auto& c) { c.tensors.out.stride[1] = 8; },
        "run: out strides: found 32,8, needed rows that do not overlap"},
@@ -188,9 +201,12 @@ TEST(ValidateTensors, OutputsThatDoNotFitAreRefused) {
       {[](auto& c) { c.tensors.out.stride[0] = 16; },
        "run: out strides: found 16,16, needed rows that do not overlap"},
       {[](auto& c) { c.tensors.lse.rank = 1; }, "run: lse shape: found [4], needed [4,2]"},
-      {[](auto& c) { c.tensors.lse.dtype = DType::kBF16; }, "run: lse dtype: found bf16, needed f32"},
-      {[](auto& c) { c.tensors.lse.shape[1] = 3; }, "run: lse shape: found [4,3,1], needed [4,2,1]"},
-      {[](auto& c) { c.tensors.lse.data = nullptr; }, "run: lse: found a null pointer, needed memory"},
+      {[](auto& c) { c.tensors.lse.dtype = DType::kBF16; },
+       "run: lse dtype: found bf16, needed f32"},
+      {[](auto& c) { c.tensors.lse.shape[1] = 3; },
+       "run: lse shape: found [4,3,1], needed [4,2,1]"},
+      {[](auto& c) { c.tensors.lse.data = nullptr; },
+       "run: lse: found a null pointer, needed memory"},
       {[](auto& c) { c.tensors.lse.stride[0] = 1; },
        "run: lse strides: found 1,1, needed rows that do not overlap"},
   });
@@ -240,11 +256,13 @@ TEST(ValidateTensors, WorkspacesThatDoNotFitAreRefused) {
       continue;
     }
     std::vector<double> workspace(needed / sizeof(double) + 3);
-    EXPECT_TRUE(refused(run(*made, call.tensors, workspace.data(), needed - 1), StatusCode::kInvalidArgument,
-                        "run: workspace_bytes: found " + std::to_string(needed - 1) + ", needed at least " +
-                            std::to_string(needed)));
-    EXPECT_TRUE(refused(run(*made, call.tensors, nullptr, needed), StatusCode::kInvalidArgument,
-                        "run: workspace: found a null pointer, needed " + std::to_string(needed) + " bytes"));
+    EXPECT_TRUE(refused(run(*made, call.tensors, workspace.data(), needed - 1),
+                        StatusCode::kInvalidArgument,
+                        "run: workspace_bytes: found " + std::to_string(needed - 1) +
+                            ", needed at least " + std::to_string(needed)));
+    EXPECT_TRUE(refused(
+        run(*made, call.tensors, nullptr, needed), StatusCode::kInvalidArgument,
+        "run: workspace: found a null pointer, needed " + std::to_string(needed) + " bytes"));
     const Status status = run(*made, call.tensors, workspace.data() + 1, needed);
     const Status other = run(*made, call.tensors, workspace.data() + 2, needed);
     // One of two neighbouring doubles is not aligned to 16 bytes.

@@ -66,9 +66,9 @@ TEST(Visibility, RangesAreTheFormulaKeyByKey) {
               const std::int64_t g = tokens[static_cast<std::size_t>(j)];
               const bool visible = (!causal || g <= p) && (window == 0 || g > p - window);
               ASSERT_EQ(j >= range.begin && j < range.end, visible)
-                  << "W=" << cp.world << " r=" << cp.rank << " I=" << cp.interleave << " G="
-                  << global_len << " p=" << p << " window=" << window << " causal=" << causal
-                  << " j=" << j;
+                  << "W=" << cp.world << " r=" << cp.rank << " I=" << cp.interleave
+                  << " G=" << global_len << " p=" << p << " window=" << window
+                  << " causal=" << causal << " j=" << j;
             }
           }
         }
@@ -78,7 +78,8 @@ TEST(Visibility, RangesAreTheFormulaKeyByKey) {
 }
 
 TEST(Visibility, ARangeNeverLeavesTheKeysOfTheRank) {
-  // A local length that is shorter or longer than the global length implies bounds the range all the same.
+  // A local length that is shorter or longer than the global length implies bounds the range all
+  // the same.
   for_each_layout([](const CpLayout& cp) {
     for (std::int64_t seq_len : {0, 1, 17}) {
       for (std::int64_t p : {-5, -1, 0, 9, 500}) {

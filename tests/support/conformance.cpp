@@ -58,8 +58,7 @@ void expect_conformance(const std::string& problem, const std::vector<PlanOption
   ASSERT_TRUE(parsed.ok()) << problem << ": " << parsed.status().message();
   Result<std::unique_ptr<testkit::Batch>> batch = testkit::make_batch(*parsed);
   ASSERT_TRUE(batch.ok()) << problem << ": " << batch.status().message();
-  const Result<testkit::Oracle> oracle =
-      testkit::full_oracle((*batch)->problem, (*batch)->tensors);
+  const Result<testkit::Oracle> oracle = testkit::full_oracle((*batch)->problem, (*batch)->tensors);
   ASSERT_TRUE(oracle.ok()) << problem << ": " << oracle.status().message();
   for (const PlanOptions& base : options) {
     const std::vector<std::string> rows = serving_rows((*batch)->problem, base);

@@ -13,7 +13,9 @@ std::vector<std::string> names(const std::vector<BackendInfo>& table) {
 
 }  // namespace
 
-std::vector<std::string> runnable_rows() { return names(backends()); }
+std::vector<std::string> runnable_rows() {
+  return names(backends());
+}
 
 std::vector<std::string> serving_rows(const DecodeProblem& problem, const PlanOptions& options) {
   return names(backends(problem, options));
@@ -24,12 +26,13 @@ PlanOptions forced(const std::string& row, PlanOptions options) {
   return options;
 }
 
-testing::AssertionResult refused(const Status& status, StatusCode code, const std::string& sentence) {
+testing::AssertionResult refused(const Status& status, StatusCode code,
+                                 const std::string& sentence) {
   if (status.ok()) return testing::AssertionFailure() << "accepted; needed: " << sentence;
   if (status.code() == code && status.message() == sentence) return testing::AssertionSuccess();
-  return testing::AssertionFailure() << "found:  " << to_string(status.code()) << ": "
-                                     << status.message() << "\nneeded: " << to_string(code) << ": "
-                                     << sentence;
+  return testing::AssertionFailure()
+         << "found:  " << to_string(status.code()) << ": " << status.message()
+         << "\nneeded: " << to_string(code) << ": " << sentence;
 }
 
 }  // namespace mla::test

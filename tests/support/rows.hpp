@@ -14,12 +14,14 @@ namespace mla::test {
 std::vector<std::string> runnable_rows();
 
 /// Of those, the rows that serve the problem.
-std::vector<std::string> serving_rows(const DecodeProblem& problem, const PlanOptions& options = {});
+std::vector<std::string> serving_rows(const DecodeProblem& problem,
+                                      const PlanOptions& options = {});
 
 /// `options` with the row forced.
 PlanOptions forced(const std::string& row, PlanOptions options = {});
 
 /// Success when the status is the refusal with exactly this sentence.
-testing::AssertionResult refused(const Status& status, StatusCode code, const std::string& sentence);
+testing::AssertionResult refused(const Status& status, StatusCode code,
+                                 const std::string& sentence);
 
 }  // namespace mla::test

@@ -34,7 +34,8 @@ std::vector<std::vector<std::int32_t>> deal_pages(const Scene& scene, std::int64
   }
   std::sort(taken.begin(), taken.end());
   std::vector<std::int32_t> free;
-  for (std::int32_t id = 0; static_cast<std::int64_t>(free.size()) < needed + scene.extra_pages; ++id) {
+  for (std::int32_t id = 0; static_cast<std::int64_t>(free.size()) < needed + scene.extra_pages;
+       ++id) {
     if (!std::binary_search(taken.begin(), taken.end(), id)) free.push_back(id);
   }
   testkit::Rng rng(11, free.size());
@@ -56,20 +57,23 @@ std::vector<std::vector<std::int32_t>> deal_pages(const Scene& scene, std::int64
 TensorView put(Buffer& buffer, const std::vector<std::int32_t>& values) {
   buffer = Buffer(values.size() * 4, 0);
   if (!values.empty()) std::memcpy(buffer.data(), values.data(), buffer.size());
-  return TensorView::contiguous(buffer.data(), DType::kI32, {static_cast<std::int64_t>(values.size())});
+  return TensorView::contiguous(buffer.data(), DType::kI32,
+                                {static_cast<std::int64_t>(values.size())});
 }
 
 TensorView put(Buffer& buffer, const std::vector<float>& values) {
   buffer = Buffer(values.size() * 4, 0);
   if (!values.empty()) std::memcpy(buffer.data(), values.data(), buffer.size());
-  return TensorView::contiguous(buffer.data(), DType::kF32, {static_cast<std::int64_t>(values.size())});
+  return TensorView::contiguous(buffer.data(), DType::kF32,
+                                {static_cast<std::int64_t>(values.size())});
 }
 
 void put_query(const Scene& scene, Laid& laid) {
   const DecodeProblem& problem = laid.problem;
   const std::int64_t width = problem.head_dim();
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(problem.q_dtype));
-  laid.q = Buffer(static_cast<std::size_t>(problem.num_tokens * problem.num_heads * width * bytes), kPoison);
+  laid.q = Buffer(static_cast<std::size_t>(problem.num_tokens * problem.num_heads * width * bytes),
+                  kPoison);
   std::byte* next = laid.q.data();
   for (const Request& request : scene.requests) {
     testkit::encode(problem.q_dtype, request.query.data(),
@@ -84,7 +88,8 @@ void put_cache(const Scene& scene, Laid& laid, const std::vector<std::vector<std
                std::int64_t pool_pages) {
   const DecodeProblem& problem = laid.problem;
   const std::int64_t token_bytes =
-      kv_row_elements(problem) * static_cast<std::int64_t>(dtype_bytes(kv_dtype(problem.kv_format)));
+      kv_row_elements(problem) *
+      static_cast<std::int64_t>(dtype_bytes(kv_dtype(problem.kv_format)));
   laid.kv = Buffer(static_cast<std::size_t>(pool_pages * problem.page_size * token_bytes), kPoison);
   for (std::size_t b = 0; b < scene.requests.size(); ++b) {
     for (std::int64_t j = 0; j < scene.seq_len(b); ++j) {
@@ -99,7 +104,8 @@ void put_cache(const Scene& scene, Laid& laid, const std::vector<std::vector<std
                              {pool_pages, problem.page_size, kv_row_elements(problem)});
 }
 
-void put_table(const Scene& scene, Laid& laid, const std::vector<std::vector<std::int32_t>>& pages) {
+void put_table(const Scene& scene, Laid& laid,
+               const std::vector<std::vector<std::int32_t>>& pages) {
   const DecodeProblem& problem = laid.problem;
   std::int64_t width = scene.extra_columns;
   for (const auto& row : pages) {
@@ -116,9 +122,11 @@ void put_table(const Scene& scene, Laid& laid, const std::vector<std::vector<std
       TensorView::contiguous(laid.table.data(), DType::kI32, {problem.num_requests, width});
 }
 
-void put_indices(const Scene& scene, Laid& laid, const std::vector<std::vector<std::int32_t>>& pages) {
+void put_indices(const Scene& scene, Laid& laid,
+                 const std::vector<std::vector<std::int32_t>>& pages) {
   const DecodeProblem& problem = laid.problem;
-  std::vector<std::int32_t> rows(static_cast<std::size_t>(problem.num_tokens * problem.num_indices), -1);
+  std::vector<std::int32_t> rows(static_cast<std::size_t>(problem.num_tokens * problem.num_indices),
+                                 -1);
   std::int64_t token = 0;
   for (std::size_t b = 0; b < scene.requests.size(); ++b) {
     for (const std::vector<std::int64_t>& list : scene.requests[b].indices) {
@@ -171,7 +179,8 @@ Laid lay_out(const Scene& scene) {
   problem.uses_sinks = !scene.sinks.empty();
   problem.uses_alibi_slopes = !scene.alibi_slopes.empty();
   for (std::size_t b = 0; b < scene.requests.size(); ++b) {
-    if (scene.max_seq_len == 0) problem.max_seq_len = std::max(problem.max_seq_len, scene.seq_len(b));
+    if (scene.max_seq_len == 0)
+      problem.max_seq_len = std::max(problem.max_seq_len, scene.seq_len(b));
     if (scene.max_query_len == 0) {
       problem.max_query_len = std::max(problem.max_query_len, scene.requests[b].num_tokens);
     }
@@ -187,10 +196,12 @@ Laid lay_out(const Scene& scene) {
     put_table(scene, laid, pages);
   }
   if (problem.uses_sinks) laid.tensors.sinks = put(laid.sinks, scene.sinks);
-  if (problem.uses_alibi_slopes) laid.tensors.alibi_slopes = put(laid.alibi_slopes, scene.alibi_slopes);
+  if (problem.uses_alibi_slopes)
+    laid.tensors.alibi_slopes = put(laid.alibi_slopes, scene.alibi_slopes);
   const DType out_dtype = problem.resolved_out_dtype();
   const std::int64_t rows = problem.num_tokens * problem.num_heads;
-  laid.out = Buffer(static_cast<std::size_t>(rows * problem.kv_lora_rank) * dtype_bytes(out_dtype), kPoison);
+  laid.out = Buffer(static_cast<std::size_t>(rows * problem.kv_lora_rank) * dtype_bytes(out_dtype),
+                    kPoison);
   laid.lse = Buffer(static_cast<std::size_t>(rows) * 4, kPoison);
   laid.tensors.out = TensorView::contiguous(
       laid.out.data(), out_dtype, {problem.num_tokens, problem.num_heads, problem.kv_lora_rank});
@@ -214,7 +225,8 @@ Output run_laid(Laid& laid, const std::string& row, const PlanOptions& options) 
     EXPECT_TRUE(workspace.intact()) << row << ": memory next to the workspace was written";
   }
   EXPECT_TRUE(status.ok()) << row << ": " << status.message();
-  EXPECT_TRUE(laid.out.intact() && laid.lse.intact()) << row << ": memory next to an output was written";
+  EXPECT_TRUE(laid.out.intact() && laid.lse.intact())
+      << row << ": memory next to an output was written";
   output.error = status.message();
   const std::size_t rows = laid.lse.size() / 4;
   output.out.assign(laid.out.data(), laid.out.data() + laid.out.size());
@@ -246,14 +258,15 @@ testing::AssertionResult same_bits(const Output& a, std::int64_t token_a, const 
   const auto num_heads = static_cast<std::size_t>(a.heads);
   const auto first_a = static_cast<std::size_t>(token_a);
   const auto first_b = static_cast<std::size_t>(token_b);
-  if (!a.error.empty() || !b.error.empty()) return testing::AssertionFailure() << a.error << b.error;
+  if (!a.error.empty() || !b.error.empty())
+    return testing::AssertionFailure() << a.error << b.error;
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-    if (std::memcmp(a.out.data() + (first_a + i) * row_bytes, b.out.data() + (first_b + i) * row_bytes,
-                    row_bytes) != 0) {
+    if (std::memcmp(a.out.data() + (first_a + i) * row_bytes,
+                    b.out.data() + (first_b + i) * row_bytes, row_bytes) != 0) {
       return testing::AssertionFailure() << "out of token " << i << " differs";
     }
-    if (std::memcmp(a.lse.data() + (first_a + i) * num_heads, b.lse.data() + (first_b + i) * num_heads,
-                    num_heads * sizeof(float)) != 0) {
+    if (std::memcmp(a.lse.data() + (first_a + i) * num_heads,
+                    b.lse.data() + (first_b + i) * num_heads, num_heads * sizeof(float)) != 0) {
       return testing::AssertionFailure() << "lse of token " << i << " differs";
     }
   }
@@ -280,7 +293,8 @@ void for_each_row(const Scene& scene, const std::function<void(const std::string
   for_each_row(scene, {}, check);
 }
 
-void for_each_kernel_row(const Scene& scene, const std::function<void(const std::string& row)>& check) {
+void for_each_kernel_row(const Scene& scene,
+                         const std::function<void(const std::string& row)>& check) {
   for_each_row(scene, [&](const std::string& row) {
     if (row != "cpu_reference") check(row);
   });

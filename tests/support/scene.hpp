@@ -1,7 +1,8 @@
-// Scenes: small batches given by their logical content (keys and queries as numbers), laid out in memory
-// in any way a test wants - page size, page ids, pool, strides, poison - and decoded by one row of the
-// backend table. The same request can so be met alone, in a batch, or at another place of the pool, and
-// `exact` gives its result from the numbers alone, without pages, strides or library code.
+// Scenes: small batches given by their logical content (keys and queries as numbers), laid out in
+// memory in any way a test wants - page size, page ids, pool, strides, poison - and decoded by one
+// row of the backend table. The same request can so be met alone, in a batch, or at another place
+// of the pool, and `exact` gives its result from the numbers alone, without pages, strides or
+// library code.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,19 +24,20 @@ using testkit::Buffer;
 /// One request. Keys are those of this rank, in local order.
 struct Request {
   std::int64_t num_tokens = 1;
-  std::vector<float> keys;                           ///< [S, D]
-  std::vector<float> query;                          ///< [n, H, D]
-  std::int64_t global_len = -1;                      ///< G; -1: S
-  std::vector<std::vector<std::int64_t>> indices;    ///< sparse: per token, key numbers; kRaw + x: x itself
-  std::vector<std::int32_t> pages;                   ///< page ids; empty: dealt in a shuffled order
+  std::vector<float> keys;       ///< [S, D]
+  std::vector<float> query;      ///< [n, H, D]
+  std::int64_t global_len = -1;  ///< G; -1: S
+  std::vector<std::vector<std::int64_t>>
+      indices;                      ///< sparse: per token, key numbers; kRaw + x: x itself
+  std::vector<std::int32_t> pages;  ///< page ids; empty: dealt in a shuffled order
 };
 inline constexpr std::int64_t kRaw = std::int64_t{1} << 40;
 
 struct Scene {
-  DecodeProblem problem;           ///< shape, types and modes; B, T and unset bounds follow the requests
+  DecodeProblem problem;  ///< shape, types and modes; B, T and unset bounds follow the requests
   std::vector<Request> requests;
-  float scale = 0.0721687836F;     ///< bmm1_scale; 1/sqrt(192)
-  float value_scale = 1.0F;        ///< bmm2_scale
+  float scale = 0.0721687836F;  ///< bmm1_scale; 1/sqrt(192)
+  float value_scale = 1.0F;     ///< bmm2_scale
   std::vector<float> sinks, alibi_slopes;
   std::int64_t padding = 0;        ///< rows behind the last request
   std::int64_t max_seq_len = 0;    ///< 0: the longest request
@@ -112,7 +114,8 @@ float stored(DType dtype, float value);
 std::vector<double> stored_key(const DecodeProblem& problem, const float* key);
 void store_key(const DecodeProblem& problem, const float* key, std::byte* address);
 
-/// The scene with all queries 0: every visible key weighs the same, so lse is the log of their number.
+/// The scene with all queries 0: every visible key weighs the same, so lse is the log of their
+/// number.
 Scene with_zero_queries(Scene scene);
 
 /// The part of a one-rank scene that lies on one context-parallel rank.
@@ -127,8 +130,9 @@ double relative_error(const Output& a, const Output& b);
 void for_each_row(const Scene& scene, const PlanOptions& options,
                   const std::function<void(const std::string& row)>& check);
 void for_each_row(const Scene& scene, const std::function<void(const std::string& row)>& check);
-/// The same without cpu_reference, where a shape is large for plain loops: it has no tiles, splits or
-/// workspace that a size could break.
-void for_each_kernel_row(const Scene& scene, const std::function<void(const std::string& row)>& check);
+/// The same without cpu_reference, where a shape is large for plain loops: it has no tiles, splits
+/// or workspace that a size could break.
+void for_each_kernel_row(const Scene& scene,
+                         const std::function<void(const std::string& row)>& check);
 
 }  // namespace mla::test

@@ -31,7 +31,8 @@ class RowOracle {
  public:
   RowOracle(const Scene& scene, std::size_t b) : scene_(scene), problem_(scene.problem), b_(b) {
     for (std::int64_t j = 0; j < scene.seq_len(b); ++j) {
-      keys_.push_back(stored_key(problem_, scene.requests[b].keys.data() + j * problem_.head_dim()));
+      keys_.push_back(
+          stored_key(problem_, scene.requests[b].keys.data() + j * problem_.head_dim()));
     }
   }
 
@@ -88,7 +89,8 @@ class RowOracle {
     std::fill_n(out, problem_.kv_lora_rank, 0.0);
     double largest = none;
     double sink = none;
-    if (!scene_.sinks.empty()) sink = static_cast<double>(scene_.sinks[static_cast<std::size_t>(h)]);
+    if (!scene_.sinks.empty())
+      sink = static_cast<double>(scene_.sinks[static_cast<std::size_t>(h)]);
     largest = std::max(largest, sink);
     for (const ScoredKey& key : scored) largest = std::max(largest, key.score);
     if (largest == none) return none;
@@ -126,7 +128,8 @@ void store_key(const DecodeProblem& problem, const float* key, std::byte* addres
   for (std::int64_t group = 0; group < kRecordLatent / kRecordGroup; ++group) {
     const float* values = key + group * kRecordGroup;
     float largest = 0;
-    for (std::int64_t i = 0; i < kRecordGroup; ++i) largest = std::max(largest, std::fabs(values[i]));
+    for (std::int64_t i = 0; i < kRecordGroup; ++i)
+      largest = std::max(largest, std::fabs(values[i]));
     const float scale = largest > 0 ? largest / 448.0F : 1.0F;
     std::memcpy(address + kRecordLatent + group * 4, &scale, sizeof(scale));
     for (std::int64_t i = 0; i < kRecordGroup; ++i) {
@@ -195,17 +198,20 @@ void expect_right(const Scene& scene, const Output& found, const Exact& exact) {
     const auto head = static_cast<std::int64_t>(row) % exact.heads;
     double error = 0, norm = 0;
     for (std::int64_t d = 0; d < exact.rank; ++d) {
-      const double right = exact.out[row * static_cast<std::size_t>(exact.rank) + static_cast<std::size_t>(d)];
+      const double right =
+          exact.out[row * static_cast<std::size_t>(exact.rank) + static_cast<std::size_t>(d)];
       const double difference = found.at(token, head, d) - right;
       error += difference * difference;
       norm += right * right;
     }
-    ASSERT_LE(std::sqrt(error), tolerance.row * std::sqrt(norm)) << "token " << token << " head " << head;
+    ASSERT_LE(std::sqrt(error), tolerance.row * std::sqrt(norm))
+        << "token " << token << " head " << head;
     whole_error += error;
     whole += norm;
     const double right = exact.lse[row];
     if (std::isinf(right)) {
-      ASSERT_EQ(static_cast<double>(found.lse[row]), right) << "token " << token << " head " << head;
+      ASSERT_EQ(static_cast<double>(found.lse[row]), right)
+          << "token " << token << " head " << head;
     } else {
       ASSERT_NEAR(found.lse[row] * base, right * base, 1e-3 + 1e-5 * std::fabs(right * base))
           << "token " << token << " head " << head;
@@ -214,7 +220,9 @@ void expect_right(const Scene& scene, const Output& found, const Exact& exact) {
   ASSERT_LE(std::sqrt(whole_error), tolerance.whole * std::sqrt(whole));
 }
 
-void expect_right(const Scene& scene, const Output& found) { expect_right(scene, found, exact(scene)); }
+void expect_right(const Scene& scene, const Output& found) {
+  expect_right(scene, found, exact(scene));
+}
 
 Request random_request(const DecodeProblem& problem, std::int64_t seq_len, std::int64_t num_tokens,
                        std::uint64_t seed) {
@@ -223,7 +231,8 @@ Request random_request(const DecodeProblem& problem, std::int64_t seq_len, std::
   testkit::Rng keys(seed, 101);
   testkit::Rng query(seed, 102);
   request.keys.resize(static_cast<std::size_t>(seq_len * problem.head_dim()));
-  request.query.resize(static_cast<std::size_t>(num_tokens * problem.num_heads * problem.head_dim()));
+  request.query.resize(
+      static_cast<std::size_t>(num_tokens * problem.num_heads * problem.head_dim()));
   for (float& value : request.keys) value = keys.normal();
   for (float& value : request.query) value = query.normal();
   return request;

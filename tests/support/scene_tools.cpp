@@ -44,7 +44,8 @@ Output merge_outputs(const std::vector<Output>& parts, LseBase base) {
         TensorView::contiguous(part.lse.data(), DType::kF32, {tokens, part.heads})};
   };
   for (const Output& part : parts) states.push_back(view(part));
-  const Status status = merge(states.data(), static_cast<std::int64_t>(states.size()), view(merged), base);
+  const Status status =
+      merge(states.data(), static_cast<std::int64_t>(states.size()), view(merged), base);
   EXPECT_TRUE(status.ok()) << status.message();
   return merged;
 }

@@ -1,5 +1,5 @@
-// One small valid call, to be spoilt in one place by a test: B=2 (4 and 6 keys), T=4 (two tokens each),
-// H=2, L=16, R=16, pages of 4 tokens, 5 pages.
+// One small valid call, to be spoilt in one place by a test: B=2 (4 and 6 keys), T=4 (two tokens
+// each), H=2, L=16, R=16, pages of 4 tokens, 5 pages.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct SmallCall {
   PlanOptions options;
   DecodeTensors tensors;
 
-  std::vector<std::uint16_t> q = std::vector<std::uint16_t>(4 * 2 * 32 + 1, 0x3F80);   // ones
+  std::vector<std::uint16_t> q = std::vector<std::uint16_t>(4 * 2 * 32 + 1, 0x3F80);  // ones
   std::vector<std::uint16_t> kv = std::vector<std::uint16_t>(5 * 4 * 32 + 1, 0x3F80);
   std::vector<std::uint16_t> out = std::vector<std::uint16_t>(4 * 2 * 16, 0xFFFF);
   std::vector<float> lse = std::vector<float>(4 * 2, -1.0F);
