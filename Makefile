@@ -4,9 +4,9 @@ PRESET ?= $(shell command -v nvcc >/dev/null 2>&1 && echo cuda || echo cpu)
 JOBS ?= $(shell nproc)
 BUILD := build/$(PRESET)
 
-.PHONY: run test build setup test-release test-asan test-fuzz bench format tidy clean
+.PHONY: run test build command setup test-release test-asan test-fuzz bench format tidy clean
 
-run: build
+run: command
 	scripts/demo.sh $(BUILD)/cli/mla
 
 test: setup test-release test-asan test-fuzz
@@ -17,6 +17,11 @@ setup:
 build: setup
 	cmake --preset $(PRESET)
 	cmake --build $(BUILD) --parallel $(JOBS)
+
+# The mla command without the tests.
+command: setup
+	cmake --preset $(PRESET)
+	cmake --build $(BUILD) --parallel $(JOBS) --target mla_cli
 
 test-release: build
 	ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS)
@@ -33,7 +38,7 @@ test-fuzz: setup
 	cmake --build build/fuzz --parallel $(JOBS) --target fuzz
 	ctest --test-dir build/fuzz --output-on-failure -L fuzz
 
-bench: build
+bench: command
 	$(BUILD)/cli/mla bench --suite cpu
 
 format:
