@@ -54,7 +54,8 @@ class MLA_API DecodePlan {
   const PlanOptions& options() const noexcept;
   const char* backend_name() const noexcept;
   int num_workers() const noexcept;
-  /// Bytes `run` needs, aligned to 256; zero them once, before the first run.
+  /// Bytes `run` needs; zero them once, before the first run. Host memory is to be aligned to 16 bytes,
+  /// device memory to 256, as every allocator gives it.
   std::size_t workspace_bytes() const noexcept;
   /// One line: backend, workers, workspace, problem string.
   std::string to_string() const;

@@ -101,7 +101,7 @@ mla::Status convert(const mla_plan_options* given, mla::PlanOptions& options) {
   return {};
 }
 
-/// A view of a rank above 4 keeps that rank, so that validation names it; its tail is not read.
+/// Ranks outside 0..4 are cut to them: no tensor of a call has rank 4, so validation refuses the view.
 mla::TensorView convert(const mla_tensor& c) {
   mla::TensorView view;
   view.data = c.data;

@@ -78,7 +78,7 @@ __device__ void store_staged(const KernelParams& p, const Piece<T::kRows>& piece
         }
       }
       ptx::named_barrier_sync(kStageBarrier + member, 128);
-      const int dim = (member * T::kValueChunks + c) * 64 + step * T::kStageDims;
+      const int dim = T::value_dim(member, c) + step * T::kStageDims;
 #pragma unroll 1
       for (int idx = thread; idx < piece.num_rows * kVectors; idx += 128) {
         const int r = idx / kVectors;
@@ -118,7 +118,7 @@ __device__ void store_partial(float* partial, const Stats<T::kRows>& stats,
       const int column = column_of(j, 0, lane);
       const float f0 = stats.final_scale[column];
       const float f1 = stats.final_scale[column + 1];
-      const int dim = (member * T::kValueChunks + c) * 64 + 16 * warp + lane / 4;
+      const int dim = T::value_dim(member, c) + 16 * warp + lane / 4;
       float* target = partial + dim * T::kRows + column;
       __stcg(reinterpret_cast<float2*>(target), float2{o[c][4 * j] * f0, o[c][4 * j + 1] * f1});
       __stcg(reinterpret_cast<float2*>(target + 8 * T::kRows),

@@ -390,7 +390,7 @@ __device__ void value_role(const Context<T>& c, int member) {
       }
       const uint64_t probabilities = matrix_descriptor(c.probabilities(b), 16, 1024);
       const RingCursor<T::kSlots> first =
-          tile_start.ahead(T::kRopeChunks + member * T::kValueChunks);
+          tile_start.ahead(T::kRopeChunks + member);
       RingCursor<T::kSlots> cursor = first;
       RingCursor<T::kSlots> done = first;
       wgmma_fence();
@@ -405,12 +405,12 @@ __device__ void value_role(const Context<T>& c, int member) {
           Mma::template ss<1>(o[i], values + (k * 2048 >> 4), probabilities + (k * 32 >> 4));
         }
         wgmma_commit();
-        cursor.advance();
+        cursor = cursor.ahead(T::kValueWarpgroups);
         // Two chunks stay in flight; a slot is free as soon as its product is done.
         if (i > 0) {
           wgmma_wait<1>();
           if (c.lane == 0) ptx::mbarrier_arrive(empty + done.slot * 8);
-          done.advance();
+          done = done.ahead(T::kValueWarpgroups);
         }
       }
       wgmma_wait<0>();

@@ -23,6 +23,11 @@ struct Traits {
   static constexpr int kValueThreads = 128 * kValueWarpgroups;
   static constexpr int kThreads = 256 + kValueThreads;
   static constexpr int kValueChunks = kLatentChunks / kValueWarpgroups;  // of one value warpgroup
+  /// First latent value of chunk c of a value warpgroup: chunks alternate, so that slots come free in
+  /// ring order.
+  static constexpr __host__ __device__ int value_dim(int member, int c) {
+    return (c * kValueWarpgroups + member) * 64;
+  }
   static constexpr int kScoreRegisters = kValueWarpgroups == 2 ? 152 : 224;
   static constexpr int kValueRegisters = kValueWarpgroups == 2 ? 160 : 240;
   static constexpr int kProducerRegisters = 40;
