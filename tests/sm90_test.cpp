@@ -1,0 +1,144 @@
+// Promises of the sm90 row that need a Hopper GPU: replays of one captured call with other lengths, and
+// two streams at once. Elsewhere the tests are skipped with the row's own reason.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "testkit/compare.hpp"
+#include "testkit/device_mirror.hpp"
+#include "testkit/problem_gen.hpp"
+#include "testkit/rng.hpp"
+
+namespace mla::testkit {
+namespace {
+
+std::string missing_reason() {
+  for (const BackendInfo& row : backends()) {
+    if (row.name == "sm90") return row.reject_reason;
+  }
+  return "this build has no sm90 row";
+}
+
+/// A batch on the device with its plan.
+struct DeviceBatch {
+  std::unique_ptr<Batch> batch;
+  std::unique_ptr<DeviceMirror> mirror;
+  std::unique_ptr<DecodePlan> plan;
+
+  explicit DeviceBatch(const std::string& problem) {
+    const Case source = value_or_throw(parse_case(problem));
+    batch = value_or_throw(make_batch(source));
+    PlanOptions options;
+    options.device = DeviceKind::kCuda;
+    options.backend = "sm90";
+    plan = std::make_unique<DecodePlan>(value_or_throw(mla::plan(batch->problem, options)));
+    mirror = value_or_throw(
+        DeviceMirror::make(batch->tensors, plan->workspace_bytes(), Buffer::kGuardBytes));
+  }
+
+  void enqueue(cudaStream_t stream) {
+    throw_if_error(run(*plan, mirror->tensors(), mirror->workspace(), plan->workspace_bytes(), stream));
+  }
+  /// Other lengths, on the host for the oracle and on the device for the kernel.
+  void set_lengths(const std::vector<std::int32_t>& lengths) {
+    const std::size_t bytes = lengths.size() * sizeof(std::int32_t);
+    std::memcpy(batch->tensors.seq_lens.data, lengths.data(), bytes);
+    ASSERT_EQ(cudaMemcpy(mirror->tensors().seq_lens.data, lengths.data(), bytes, cudaMemcpyHostToDevice),
+              cudaSuccess);
+  }
+  void poison() {
+    batch->poison_outputs();
+    throw_if_error(mirror->upload_outputs());
+  }
+  std::string verdict() {
+    throw_if_error(mirror->download_outputs());
+    const Oracle oracle = value_or_throw(full_oracle(batch->problem, batch->tensors));
+    const std::string problem = compare(batch->problem, batch->tensors, oracle).problem;
+    return problem.empty() ? guard_damage(batch->out, batch->lse) : problem;
+  }
+};
+
+class Sm90 : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = missing_reason(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+class Sm90Replay : public Sm90, public testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override { Sm90::SetUp(); }
+};
+
+TEST_P(Sm90Replay, ACapturedCallIsRightForAnyLengthsWithinItsBounds) {
+  constexpr int kReplays = 60;
+  constexpr std::uint64_t kLongest = 1500;
+  DeviceBatch call(GetParam());
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  call.enqueue(stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
+
+  Rng rng(17);
+  for (int i = 0; i < kReplays; ++i) {
+    std::vector<std::int32_t> lengths;
+    for (std::int64_t b = 0; b < call.batch->problem.num_requests; ++b) {
+      const std::uint64_t limit = rng.next() % 4 == 0 ? 70 : kLongest;  // empty and tiny ones too
+      lengths.push_back(static_cast<std::int32_t>(rng.next() % (limit + 1)));
+    }
+    call.set_lengths(lengths);
+    call.poison();
+    ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    ASSERT_EQ(call.verdict(), "") << "replay " << i << ", lengths " << testing::PrintToString(lengths);
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Sm90Replay,
+                         testing::Values("b=5,h=16,len=1500", "b=3,sq=2,h=16,len=1500,page=16",
+                                         "b=2,h=64,len=1500", "b=2,h=96,len=1500,window=200",
+                                         "b=4,h=8,len=1500,out=f32,sinks=1"));
+
+TEST_F(Sm90, TwoStreamsWithTwoWorkspacesGiveTheBitsOfOne) {
+  constexpr int kLaunches = 200;
+  DeviceBatch first("b=3,h=16,len=100:3000:700,seed=1");
+  DeviceBatch second("b=2,h=64,len=2000:900,seed=2");
+  std::vector<std::vector<std::byte>> alone;
+  for (DeviceBatch* call : {&first, &second}) {
+    call->enqueue(nullptr);
+    ASSERT_EQ(call->verdict(), "");
+    alone.emplace_back(call->batch->out.data(), call->batch->out.data() + call->batch->out.size());
+    call->poison();
+  }
+  cudaStream_t streams[2] = {};
+  for (cudaStream_t& stream : streams) {
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  }
+  for (int i = 0; i < kLaunches; ++i) {
+    first.enqueue(streams[0]);
+    second.enqueue(streams[1]);
+  }
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  int idx = 0;
+  for (DeviceBatch* call : {&first, &second}) {
+    ASSERT_EQ(call->verdict(), "");
+    ASSERT_EQ(std::memcmp(alone[static_cast<std::size_t>(idx++)].data(), call->batch->out.data(),
+                          call->batch->out.size()),
+              0);
+  }
+  for (cudaStream_t stream : streams) cudaStreamDestroy(stream);
+}
+
+}  // namespace
+}  // namespace mla::testkit
