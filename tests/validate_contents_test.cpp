@@ -14,25 +14,8 @@
 namespace mla {
 namespace {
 
-using test::refused;
+using test::expect_refusals;
 using test::SmallCall;
-
-struct Refusal {
-  std::function<void(SmallCall&)> spoil;
-  std::string sentence;
-};
-
-void expect_refusals(const std::vector<Refusal>& refusals) {
-  for (const std::string& row : test::runnable_rows()) {
-    SCOPED_TRACE(row);
-    for (const Refusal& refusal : refusals) {
-      SmallCall call;
-      refusal.spoil(call);
-      EXPECT_TRUE(refused(call.run_on(row), StatusCode::kInvalidArgument, refusal.sentence));
-      EXPECT_EQ(std::count(call.out.begin(), call.out.end(), 0xFFFF), 4 * 2 * 16);
-    }
-  }
-}
 
 void expect_accepted(const std::function<void(SmallCall&)>& change) {
   for (const std::string& row : test::runnable_rows()) {

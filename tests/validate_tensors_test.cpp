@@ -13,27 +13,9 @@
 namespace mla {
 namespace {
 
+using test::expect_refusals;
 using test::refused;
 using test::SmallCall;
-
-struct Refusal {
-  std::function<void(SmallCall&)> spoil;
-  std::string sentence;
-};
-
-/// Each spoilt call is refused with its sentence by every row, and nothing is written.
-void expect_refusals(const std::vector<Refusal>& refusals) {
-  for (const std::string& row : test::runnable_rows()) {
-    SCOPED_TRACE(row);
-    for (const Refusal& refusal : refusals) {
-      SmallCall call;
-      refusal.spoil(call);
-      EXPECT_TRUE(refused(call.run_on(row), StatusCode::kInvalidArgument, refusal.sentence));
-      EXPECT_EQ(std::count(call.out.begin(), call.out.end(), 0xFFFF), 4 * 2 * 16);
-      EXPECT_EQ(std::count(call.lse.begin(), call.lse.end(), -1.0F), 4 * 2);
-    }
-  }
-}
 
 void split_query(SmallCall& c) {
   c.tensors.q_nope = TensorView::contiguous(c.q.data(), DType::kBF16, {4, 2, 16});

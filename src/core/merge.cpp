@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "core/diagnostics.hpp"
+#include "core/element.hpp"
 #include "core/lse.hpp"
-#include "core/numeric.hpp"
 #include "core/visibility.hpp"
 
 namespace mla {
@@ -17,32 +16,6 @@ namespace {
 
 constexpr const char* kOperation = "merge";
 constexpr float kLn2 = 0.69314718055994530942F;
-
-std::byte* row_address(const TensorView& view, std::int64_t token, std::int64_t head) noexcept {
-  return static_cast<std::byte*>(view.data) + (token * view.stride[0] + head * view.stride[1]) *
-                                                  static_cast<std::int64_t>(dtype_bytes(view.dtype));
-}
-
-float load(const std::byte* row, DType dtype, std::int64_t index) noexcept {
-  if (dtype == DType::kF32) {
-    float value;
-    std::memcpy(&value, row + index * 4, sizeof(value));
-    return value;
-  }
-  std::uint16_t bits;
-  std::memcpy(&bits, row + index * 2, sizeof(bits));
-  return dtype == DType::kBF16 ? numeric::bf16_to_float(bits) : numeric::f16_to_float(bits);
-}
-
-void store(std::byte* row, DType dtype, std::int64_t index, float value) noexcept {
-  if (dtype == DType::kF32) {
-    std::memcpy(row + index * 4, &value, sizeof(value));
-    return;
-  }
-  const std::uint16_t bits =
-      dtype == DType::kBF16 ? numeric::float_to_bf16(value) : numeric::float_to_f16(value);
-  std::memcpy(row + index * 2, &bits, sizeof(bits));
-}
 
 std::string shape_text(const TensorView& view) {
   std::string joined = text(to_string(view.dtype), " [");
@@ -92,7 +65,7 @@ Status merge(const AttentionState* states, std::int64_t count, const AttentionSt
 
   const float to_natural = lse_base == LseBase::kTwo ? kLn2 : 1.0F;
   const auto lse_of = [&](std::int64_t s, std::int64_t token, std::int64_t head) {
-    return clean_lse(load(row_address(states[s].lse, token, head), DType::kF32, 0) * to_natural);
+    return clean_lse(load_element(row_address(states[s].lse, token, head), DType::kF32, 0) * to_natural);
   };
   std::vector<float> weights(static_cast<std::size_t>(count));
   for (std::int64_t token = 0; token < merged.out.shape[0]; ++token) {
@@ -118,15 +91,15 @@ Status merge(const AttentionState* states, std::int64_t count, const AttentionSt
         for (std::int64_t s = 0; s < count; ++s) {
           const float weight = weights[static_cast<std::size_t>(s)];
           if (weight == 0.0F) continue;  // an empty state may hold NaN
-          value += weight * load(row_address(states[s].out, token, head), states[s].out.dtype, d);
+          value += weight * load_element(row_address(states[s].out, token, head), states[s].out.dtype, d);
         }
-        store(out, merged.out.dtype, d, empty ? 0.0F : value / sum);
+        store_element(out, merged.out.dtype, d, empty ? 0.0F : value / sum);
       }
       // A single real state keeps its lse bit for bit.
       const float lse = empty           ? empty_lse<float>()
-                        : num_real == 1 ? load(row_address(states[real].lse, token, head), DType::kF32, 0)
+                        : num_real == 1 ? load_element(row_address(states[real].lse, token, head), DType::kF32, 0)
                                         : (m + std::log(sum)) / to_natural;
-      store(row_address(merged.lse, token, head), DType::kF32, 0, lse);
+      store_element(row_address(merged.lse, token, head), DType::kF32, 0, lse);
     }
   }
   return {};

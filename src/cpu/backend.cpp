@@ -1,14 +1,12 @@
 // The CPU rows of the backend table, fastest first.
 #include <omp.h>
 
-#include <cstring>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "core/backend.hpp"
 #include "core/diagnostics.hpp"
-#include "core/numeric.hpp"
+#include "core/element.hpp"
 #include "cpu/driver.hpp"
 #include "cpu/kernel.hpp"
 #include "cpu/reference.hpp"
@@ -51,17 +49,6 @@ Status configure_reference(PlanState& state) {
   return {};
 }
 
-void store(double value, DType dtype, std::byte* out, std::int64_t index) {
-  const auto narrow = static_cast<float>(value);
-  if (dtype == DType::kF32) {
-    std::memcpy(out + index * 4, &narrow, sizeof(narrow));
-    return;
-  }
-  const std::uint16_t bits =
-      dtype == DType::kBF16 ? numeric::float_to_bf16(narrow) : numeric::float_to_f16(narrow);
-  std::memcpy(out + index * 2, &bits, sizeof(bits));
-}
-
 Status launch_reference(const PlanState& state, const DecodeTensors& tensors, std::byte*, void*) {
   const DecodeProblem& problem = state.problem;
   const DType out_dtype = problem.resolved_out_dtype();
@@ -73,16 +60,12 @@ Status launch_reference(const PlanState& state, const DecodeTensors& tensors, st
     std::vector<double> value(static_cast<std::size_t>(problem.kv_lora_rank));
     double lse = 0;
     reference_row(problem, tensors, token, head, value.data(), &lse);
-    const TensorView& out = tensors.out;
-    std::byte* address = static_cast<std::byte*>(out.data) +
-                         (token * out.stride[0] + head * out.stride[1]) *
-                             static_cast<std::int64_t>(dtype_bytes(out.dtype));
+    std::byte* out = row_address(tensors.out, token, head);
     for (std::int64_t d = 0; d < problem.kv_lora_rank; ++d) {
-      store(value[static_cast<std::size_t>(d)], out_dtype, address, d);
+      store_element(out, out_dtype, d, static_cast<float>(value[static_cast<std::size_t>(d)]));
     }
     if (!tensors.lse.given()) continue;
-    static_cast<float*>(tensors.lse.data)[token * tensors.lse.stride[0] + head * tensors.lse.stride[1]] =
-        static_cast<float>(lse);
+    store_element(row_address(tensors.lse, token, head), DType::kF32, 0, static_cast<float>(lse));
   }
   return {};
 }

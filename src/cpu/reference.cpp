@@ -4,41 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "core/diagnostics.hpp"
+#include "core/element.hpp"
 #include "core/kv_layout.hpp"
-#include "core/numeric.hpp"
 #include "core/stages.hpp"
 
 namespace mla {
 namespace {
-
-double element(const std::byte* data, DType dtype, std::int64_t index) {
-  const std::byte* address = data + index * static_cast<std::int64_t>(dtype_bytes(dtype));
-  std::uint16_t half = 0;
-  switch (dtype) {
-    case DType::kBF16:
-      std::memcpy(&half, address, sizeof(half));
-      return numeric::bf16_to_float(half);
-    case DType::kF16:
-      std::memcpy(&half, address, sizeof(half));
-      return numeric::f16_to_float(half);
-    case DType::kE4M3: return numeric::e4m3_to_float(static_cast<std::uint8_t>(*address));
-    default: {
-      float value = 0;
-      std::memcpy(&value, address, sizeof(value));
-      return value;
-    }
-  }
-}
-
-const std::byte* row_address(const TensorView& view, std::int64_t i, std::int64_t j) {
-  return static_cast<const std::byte*>(view.data) +
-         (i * view.stride[0] + j * view.stride[1]) * static_cast<std::int64_t>(dtype_bytes(view.dtype));
-}
 
 /// The D values of one query row, latent part first.
 std::vector<double> query_row(const DecodeProblem& problem, const DecodeTensors& tensors,
@@ -46,11 +21,11 @@ std::vector<double> query_row(const DecodeProblem& problem, const DecodeTensors&
   std::vector<double> q;
   for (std::int64_t d = 0; d < problem.head_dim(); ++d) {
     if (tensors.q.given()) {
-      q.push_back(element(row_address(tensors.q, token, head), problem.q_dtype, d));
+      q.push_back(load_element(row_address(tensors.q, token, head), problem.q_dtype, d));
     } else if (d < problem.kv_lora_rank) {
-      q.push_back(element(row_address(tensors.q_nope, token, head), problem.q_dtype, d));
+      q.push_back(load_element(row_address(tensors.q_nope, token, head), problem.q_dtype, d));
     } else {
-      q.push_back(element(row_address(tensors.q_pe, token, head), problem.q_dtype,
+      q.push_back(load_element(row_address(tensors.q_pe, token, head), problem.q_dtype,
                           d - problem.kv_lora_rank));
     }
   }
@@ -61,16 +36,16 @@ std::vector<double> query_row(const DecodeProblem& problem, const DecodeTensors&
 void decode_key(const DecodeProblem& problem, const std::byte* token, double* key) {
   if (problem.kv_format != KvFormat::kFp8DsMla) {
     const DType dtype = kv_dtype(problem.kv_format);
-    for (std::int64_t d = 0; d < problem.head_dim(); ++d) key[d] = element(token, dtype, d);
+    for (std::int64_t d = 0; d < problem.head_dim(); ++d) key[d] = load_element(token, dtype, d);
     return;
   }
   for (std::int64_t d = 0; d < fp8_ds_mla::kRank; ++d) {
     const double scale =
-        element(token + fp8_ds_mla::kScaleOffset, DType::kF32, d / fp8_ds_mla::kScaleGroup);
-    key[d] = scale * element(token, DType::kE4M3, d);
+        load_element(token + fp8_ds_mla::kScaleOffset, DType::kF32, d / fp8_ds_mla::kScaleGroup);
+    key[d] = scale * load_element(token, DType::kE4M3, d);
   }
   for (std::int64_t d = 0; d < fp8_ds_mla::kRope; ++d) {
-    key[fp8_ds_mla::kRank + d] = element(token + fp8_ds_mla::kRopeOffset, DType::kBF16, d);
+    key[fp8_ds_mla::kRank + d] = load_element(token + fp8_ds_mla::kRopeOffset, DType::kBF16, d);
   }
 }
 

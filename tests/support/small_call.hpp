@@ -2,7 +2,11 @@
 // each), H=2, L=16, R=16, pages of 4 tokens, 5 pages.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -64,5 +68,25 @@ struct SmallCall {
     return run(*made, tensors, workspace.data(), workspace.size() * sizeof(double));
   }
 };
+
+/// How to spoil a call, and the sentence that refuses it.
+struct Refusal {
+  std::function<void(SmallCall&)> spoil;
+  std::string sentence;
+};
+
+/// Each spoilt call is refused with its sentence by every row, and nothing is written.
+inline void expect_refusals(const std::vector<Refusal>& refusals) {
+  for (const std::string& row : runnable_rows()) {
+    SCOPED_TRACE(row);
+    for (const Refusal& refusal : refusals) {
+      SmallCall call;
+      refusal.spoil(call);
+      EXPECT_TRUE(refused(call.run_on(row), StatusCode::kInvalidArgument, refusal.sentence));
+      EXPECT_EQ(std::count(call.out.begin(), call.out.end(), 0xFFFF), 4 * 2 * 16);
+      EXPECT_EQ(std::count(call.lse.begin(), call.lse.end(), -1.0F), 4 * 2);
+    }
+  }
+}
 
 }  // namespace mla::test
