@@ -210,7 +210,7 @@ __device__ void finish_scores(const Context<T>& c, const Piece<T::kRows>& piece,
     float lse = empty ? -INFINITY : (stats.row_max[r] + __log2f(sum)) * kLn2;
     float factor = empty ? 0.0F : 1.0F / sum;
     if (!piece.whole) {
-      const int slot = 2 * static_cast<int>(blockIdx.x) + (piece.rank == 0 ? 1 : 0);
+      const int slot = partial_slot(piece.first_cta, p.group, piece.rank);
       __stcg(p.partial_lse + slot * T::kRows + r, r < piece.num_rows ? lse : -INFINITY);
     } else if (r < piece.num_rows) {
       factor *= join_sink(p.sinks, piece.row_head[r], lse) * scale_of(p.bmm2_scale, p.bmm2_scale_pointer);
@@ -325,10 +325,9 @@ __device__ void store_piece(const Context<T>& c, const Piece<T::kRows>& piece,
   const KernelParams& p = c.p;
   const Stats<T::kRows>& stats = c.small.stats;
   if (!piece.whole) {
-    const int is_first = piece.rank == 0 ? 1 : 0;
-    const int64_t slot = 2 * static_cast<int64_t>(blockIdx.x) + is_first;
+    const int64_t slot = partial_slot(piece.first_cta, p.group, piece.rank);
     store_partial<T>(p.partial_out + slot * T::kLatent * T::kRows, stats, o, member, c.warp, c.lane);
-    keep_cut<T>(c.small.cuts[is_first], piece, thread);
+    keep_cut<T>(c.small.cuts[piece.rank == 0 ? 1 : 0], piece, thread);
     announce_partial<T::kValueThreads>(p, piece.first_cta, thread);
     return;
   }
