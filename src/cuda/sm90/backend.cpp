@@ -30,7 +30,8 @@ std::string rejects(const DecodeProblem& problem, const PlanOptions& options) {
   const std::int64_t latent = problem.kv_lora_rank;
   const std::int64_t rope = problem.qk_rope_head_dim;
   const bool served = (latent == 512 && (rope == 64 || rope == 0)) || (latent == 256 && rope == 64);
-  if (!served) return text("serves widths (512,64), (512,0) and (256,64), not (", latent, ",", rope, ")");
+  if (!served)
+    return text("serves widths (512,64), (512,0) and (256,64), not (", latent, ",", rope, ")");
   return {};
 }
 

@@ -3,6 +3,6 @@
 
 namespace mla::sm90 {
 
-LaunchKernel kernel_bf16_256_64(int rows) { return kernel_of_rows<__nv_bfloat16, 4, 1>(rows); }
+LaunchKernel kernel_bf16_256_64(int rows, bool plain) { return kernel_of<__nv_bfloat16, 4, 1>(rows, plain); }
 
 }  // namespace mla::sm90

@@ -3,6 +3,6 @@
 
 namespace mla::sm90 {
 
-LaunchKernel kernel_bf16_512_0(int rows) { return kernel_of_rows<__nv_bfloat16, 8, 0>(rows); }
+LaunchKernel kernel_bf16_512_0(int rows, bool plain) { return kernel_of<__nv_bfloat16, 8, 0>(rows, plain); }
 
 }  // namespace mla::sm90

@@ -3,6 +3,6 @@
 
 namespace mla::sm90 {
 
-LaunchKernel kernel_f16_256_64(int rows) { return kernel_of_rows<__half, 4, 1>(rows); }
+LaunchKernel kernel_f16_256_64(int rows, bool plain) { return kernel_of<__half, 4, 1>(rows, plain); }
 
 }  // namespace mla::sm90

@@ -3,6 +3,6 @@
 
 namespace mla::sm90 {
 
-LaunchKernel kernel_f16_512_0(int rows) { return kernel_of_rows<__half, 8, 0>(rows); }
+LaunchKernel kernel_f16_512_0(int rows, bool plain) { return kernel_of<__half, 8, 0>(rows, plain); }
 
 }  // namespace mla::sm90

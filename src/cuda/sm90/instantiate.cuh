@@ -9,7 +9,8 @@ namespace mla::sm90 {
 template <class T>
 cudaError_t launch_kernel(const TensorMaps& maps, const KernelParams& params, int num_ctas,
                           cudaStream_t stream) {
-  // The limit belongs to the function on the current device; setting it again is cheap and harmless.
+  // The limit belongs to the function on the current device; setting it again is cheap and
+  // harmless.
   const cudaError_t limit = cudaFuncSetAttribute(
       decode_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
   if (limit != cudaSuccess) return limit;
@@ -26,14 +27,19 @@ cudaError_t launch_kernel(const TensorMaps& maps, const KernelParams& params, in
   return cudaLaunchKernelEx(&config, decode_kernel<T>, maps, params);
 }
 
-/// The three row-block sizes of one width.
-template <class Element, int kLatentChunks, int kRopeChunks>
+/// The kernels of one width: three row-block sizes, with and without the rare paths.
+template <class Element, int kLatentChunks, int kRopeChunks, bool kPlain>
 LaunchKernel kernel_of_rows(int rows) {
   switch (rows) {
-    case 16: return launch_kernel<Traits<Element, 16, kLatentChunks, kRopeChunks>>;
-    case 32: return launch_kernel<Traits<Element, 32, kLatentChunks, kRopeChunks>>;
-    default: return launch_kernel<Traits<Element, 64, kLatentChunks, kRopeChunks>>;
+    case 16: return launch_kernel<Traits<Element, 16, kLatentChunks, kRopeChunks, kPlain>>;
+    case 32: return launch_kernel<Traits<Element, 32, kLatentChunks, kRopeChunks, kPlain>>;
+    default: return launch_kernel<Traits<Element, 64, kLatentChunks, kRopeChunks, kPlain>>;
   }
+}
+template <class Element, int kLatentChunks, int kRopeChunks>
+LaunchKernel kernel_of(int rows, bool plain) {
+  return plain ? kernel_of_rows<Element, kLatentChunks, kRopeChunks, true>(rows)
+               : kernel_of_rows<Element, kLatentChunks, kRopeChunks, false>(rows);
 }
 
 }  // namespace mla::sm90

@@ -12,17 +12,19 @@
 namespace mla::sm90 {
 namespace {
 
-constexpr int kMaxGroup = 8;              // CTAs that may share a worker's keys
+constexpr int kMaxGroup = 8;  // CTAs that may share a worker's keys
 constexpr std::size_t kAlignment = 256;
 constexpr std::int64_t kTmaAlignment = 16;
 constexpr std::int64_t kElementBytes = 2;
-constexpr int kPieceOverhead = 1;         // tiles; docs/kernel-sm90.md
-constexpr int kMinShare = 2;
+constexpr int kChunkValues = 64;
+constexpr int kPieceOverhead = 1;  // tiles; docs/kernel-sm90.md
 constexpr int kMinPiece = 1;
-constexpr int kCutCost = 3;
-constexpr int kBoxesInFlight = 12;
+constexpr int kEvenSlack = 20;  // of 64
+constexpr int kCopiesInFlight = 4;
 
-std::size_t round_up(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::size_t round_up(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 std::int32_t clamp_to_int32(std::int64_t value) {
   return static_cast<std::int32_t>(
@@ -33,7 +35,9 @@ const std::int32_t* int32_pointer(const TensorView& view) {
   return view.given() ? static_cast<const std::int32_t*>(view.data) : nullptr;
 }
 
-RowStrides strides(const TensorView& view) { return {view.stride[0], view.stride[1]}; }
+RowStrides strides(const TensorView& view) {
+  return {view.stride[0], view.stride[1]};
+}
 
 bool rows_aligned(const TensorView& view) {
   const auto bytes = static_cast<std::int64_t>(dtype_bytes(view.dtype));
@@ -52,8 +56,8 @@ EncodeTiled encode_tiled() {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult result{};
     constexpr unsigned kVersion = 12000;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
-                                                               kVersion, cudaEnableDefault, &result);
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(
+        "cuTensorMapEncodeTiled", &entry, kVersion, cudaEnableDefault, &result);
     return error == cudaSuccess && result == cudaDriverEntryPointSuccess
                ? reinterpret_cast<EncodeTiled>(entry)
                : nullptr;
@@ -61,38 +65,45 @@ EncodeTiled encode_tiled() {
   return function;
 }
 
-bool misaligned(std::int64_t bytes) { return bytes <= 0 || bytes % kTmaAlignment != 0; }
+bool misaligned(std::int64_t bytes) {
+  return bytes <= 0 || bytes % kTmaAlignment != 0;
+}
 
 bool misaligned(const void* address) {
   return reinterpret_cast<std::uintptr_t>(address) % kTmaAlignment != 0;
 }
 
-/// A 3-D map of 16-bit elements, 128-byte-swizzled boxes of 64 x box_rows x 1.
-Status encode_map(const DecodeProblem& problem, void* base, const std::int64_t (&extent)[3],
-                  const std::int64_t (&stride_bytes)[2], int box_rows, CUtensorMap& map) {
+/// A map of 16-bit elements in 128-byte-swizzled boxes. Strides are those of the second axis on.
+template <std::size_t kRank>
+Status encode_map(const DecodeProblem& problem, void* base, const std::int64_t (&extent)[kRank],
+                  const std::int64_t (&stride_bytes)[kRank - 1], const int (&box)[kRank],
+                  CUtensorMap& map) {
   const EncodeTiled encode = encode_tiled();
   if (encode == nullptr) {
-    return {StatusCode::kDevice, "run: cuTensorMapEncodeTiled: found none, needed a CUDA 12 driver"};
+    return {StatusCode::kDevice,
+            "run: cuTensorMapEncodeTiled: found none, needed a CUDA 12 driver"};
   }
-  const cuuint64_t extents[3] = {static_cast<cuuint64_t>(extent[0]), static_cast<cuuint64_t>(extent[1]),
-                                 static_cast<cuuint64_t>(extent[2])};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(stride_bytes[0]),
-                                 static_cast<cuuint64_t>(stride_bytes[1])};
-  const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(box_rows), 1};
-  const cuuint32_t step[3] = {1, 1, 1};
+  cuuint64_t extents[kRank], strides[kRank - 1];
+  cuuint32_t boxes[kRank], steps[kRank];
+  for (std::size_t i = 0; i < kRank; ++i) {
+    extents[i] = static_cast<cuuint64_t>(extent[i]);
+    boxes[i] = static_cast<cuuint32_t>(box[i]);
+    steps[i] = 1;
+    if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(stride_bytes[i - 1]);
+  }
   const CUresult result =
       encode(&map,
              problem.kv_format == KvFormat::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-             3, base, extents, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             kRank, base, extents, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
-  return {StatusCode::kDevice,
-          text("run: cuTensorMapEncodeTiled: found error ", static_cast<int>(result), ", needed success")};
+  return {StatusCode::kDevice, text("run: cuTensorMapEncodeTiled: found error ",
+                                    static_cast<int>(result), ", needed success")};
 }
 
-/// The cache as [pages][page_size][D].
+/// The cache as [pages][chunks][page_size][64]: a box holds whole chunks one after the other.
 Status make_kv_map(const DecodeProblem& problem, const DecodeTensors& tensors, int box_keys,
                    void* fallback, CUtensorMap& map) {
   const TensorView& cache = tensors.kv_cache;
@@ -103,13 +114,17 @@ Status make_kv_map(const DecodeProblem& problem, const DecodeTensors& tensors, i
   const std::int64_t page_stride =
       cache.shape[0] > 1 ? cache.stride[0] * kElementBytes : token_stride * cache.shape[1];
   if (misaligned(token_stride) || misaligned(page_stride) || misaligned(cache.data)) {
-    return bad_argument("run", "kv_cache layout",
-                        text("strides of ", token_stride, " and ", page_stride, " bytes at ", cache.data),
-                        text("positive multiples of ", kTmaAlignment, " bytes for backend sm90"));
+    return bad_argument(
+        "run", "kv_cache layout",
+        text("strides of ", token_stride, " and ", page_stride, " bytes at ", cache.data),
+        text("positive multiples of ", kTmaAlignment, " bytes for backend sm90"));
   }
-  return encode_map(problem, empty ? fallback : cache.data,
-                    {cache.shape[2], cache.shape[1], empty ? 1 : cache.shape[0]},
-                    {token_stride, page_stride}, box_keys, map);
+  const auto chunks = static_cast<int>(cache.shape[2] / kChunkValues);
+  return encode_map<4>(
+      problem, empty ? fallback : cache.data,
+      {kChunkValues, cache.shape[1], chunks, empty ? 1 : cache.shape[0]},
+      {token_stride, kChunkValues * kElementBytes, page_stride},
+      {kChunkValues, box_keys, box_keys == kTileKeys ? chunks_per_group(chunks) : 1, 1}, map);
 }
 
 /// Whether the rows of any block can be copied as one box, and how.
@@ -120,25 +135,28 @@ QueryLoad query_load_of(const DecodeProblem& problem, const TensorView& q, int b
   const bool one_head = problem.num_heads == 1;
   const bool one_token = problem.num_tokens == 1;
   if (one_head || one_token || token_stride == head_stride * problem.num_heads) {
-    return misaligned(one_head ? token_stride : head_stride) ? QueryLoad::kRows : QueryLoad::kFlatBox;
+    return misaligned(one_head ? token_stride : head_stride) ? QueryLoad::kRows
+                                                             : QueryLoad::kFlatBox;
   }
   const bool one_token_blocks = problem.max_query_len == 1 || problem.num_heads % block_rows == 0;
-  if (!one_token_blocks || misaligned(head_stride) || misaligned(token_stride)) return QueryLoad::kRows;
+  if (!one_token_blocks || misaligned(head_stride) || misaligned(token_stride))
+    return QueryLoad::kRows;
   return QueryLoad::kTokenBox;
 }
 
 /// Rows of one query operand as [tokens][heads][width], or flat.
-Status make_query_map(const DecodeProblem& problem, const TensorView& q, QueryLoad load, int block_rows,
-                      CUtensorMap& map) {
+Status make_query_map(const DecodeProblem& problem, const TensorView& q, QueryLoad load,
+                      int block_rows, CUtensorMap& map) {
   const std::int64_t head_stride = q.stride[1] * kElementBytes;
   const std::int64_t token_stride = q.stride[0] * kElementBytes;
   if (load == QueryLoad::kTokenBox) {
-    return encode_map(problem, q.data, {q.shape[2], q.shape[1], q.shape[0]}, {head_stride, token_stride},
-                      block_rows, map);
+    return encode_map<3>(problem, q.data, {q.shape[2], q.shape[1], q.shape[0]},
+                         {head_stride, token_stride}, {kChunkValues, block_rows, 1}, map);
   }
   const std::int64_t row_stride = problem.num_heads == 1 ? token_stride : head_stride;
   const std::int64_t rows = q.shape[0] * q.shape[1];
-  return encode_map(problem, q.data, {q.shape[2], rows, 1}, {row_stride, row_stride * rows}, block_rows, map);
+  return encode_map<3>(problem, q.data, {q.shape[2], rows, 1}, {row_stride, row_stride * rows},
+                       {kChunkValues, block_rows, 1}, map);
 }
 
 /// The two query operands as views: the parts of q, or q_nope and q_pe.
@@ -153,8 +171,9 @@ void query_views(const DecodeProblem& problem, const DecodeTensors& tensors, Ten
   pe.data = static_cast<std::byte*>(tensors.q.data) + problem.kv_lora_rank * kElementBytes;
 }
 
-Status make_maps(const DecodeProblem& problem, const DecodeTensors& tensors, const Geometry& geometry,
-                 std::byte* workspace, KernelParams& p, TensorMaps& maps) {
+Status make_maps(const DecodeProblem& problem, const DecodeTensors& tensors,
+                 const Geometry& geometry, std::byte* workspace, KernelParams& p,
+                 TensorMaps& maps) {
   MLA_RETURN_IF_ERROR(make_kv_map(problem, tensors, p.box_keys, workspace, maps.kv));
   TensorView nope, pe;
   query_views(problem, tensors, nope, pe);
@@ -164,13 +183,14 @@ Status make_maps(const DecodeProblem& problem, const DecodeTensors& tensors, con
     p.query_load = QueryLoad::kRows;
   }
   if (p.query_load == QueryLoad::kRows) return {};
-  MLA_RETURN_IF_ERROR(make_query_map(problem, nope, p.query_load, geometry.block_rows, maps.q_nope));
+  MLA_RETURN_IF_ERROR(
+      make_query_map(problem, nope, p.query_load, geometry.block_rows, maps.q_nope));
   if (!has_pe) return {};
   return make_query_map(problem, pe, p.query_load, geometry.block_rows, maps.q_pe);
 }
 
-KernelParams make_params(const PlanState& state, const DecodeTensors& tensors, const Geometry& geometry,
-                         std::byte* workspace) {
+KernelParams make_params(const PlanState& state, const DecodeTensors& tensors,
+                         const Geometry& geometry, std::byte* workspace) {
   const DecodeProblem& problem = state.problem;
   KernelParams p{};
   p.seq_lens = int32_pointer(tensors.seq_lens);
@@ -201,7 +221,8 @@ KernelParams make_params(const PlanState& state, const DecodeTensors& tensors, c
   p.sliding_window = clamp_to_int32(problem.sliding_window);
   p.logits_soft_cap = problem.logits_soft_cap;
   p.sinks = tensors.sinks.given() ? static_cast<const float*>(tensors.sinks.data) : nullptr;
-  p.alibi_slopes = tensors.alibi_slopes.given() ? static_cast<const float*>(tensors.alibi_slopes.data) : nullptr;
+  p.alibi_slopes =
+      tensors.alibi_slopes.given() ? static_cast<const float*>(tensors.alibi_slopes.data) : nullptr;
   p.cp = cp_layout(problem);
   p.bmm1_scale = tensors.bmm1_scale.value;
   p.bmm2_scale = tensors.bmm2_scale.value;
@@ -222,31 +243,45 @@ KernelParams make_params(const PlanState& state, const DecodeTensors& tensors, c
   p.num_workers = geometry.num_workers;
   p.group = geometry.group;
   p.piece_overhead = kPieceOverhead;
-  p.min_share = kMinShare;
+  p.min_share_log2 = geometry.block_rows == 64 ? 1 : 0;
   // In fixed_split mode no result is cut: a row's bits then depend on that row alone.
-  p.min_piece = state.options.fixed_split > 0 ? std::numeric_limits<std::int32_t>::max() / 2 : kMinPiece;
-  p.cut_cost = kCutCost;
-  // Capping what is in flight helps while the ring is deep; at 64 rows every slot is needed.
-  p.max_boxes_in_flight = geometry.block_rows == 64 ? std::numeric_limits<std::int32_t>::max() : kBoxesInFlight;
-  p.arrived = reinterpret_cast<std::uint32_t*>(workspace + geometry.arrived);
-  p.finished = reinterpret_cast<std::uint32_t*>(workspace + geometry.finished);
+  p.min_piece =
+      state.options.fixed_split > 0 ? std::numeric_limits<std::int32_t>::max() / 2 : kMinPiece;
+  p.even_slack = state.options.fixed_split > 0 ? -1 : kEvenSlack;
+  p.defer_values =
+      geometry.group > 1;  // else reading is the bottleneck, and slots must come free early
+  p.max_copies_in_flight = kCopiesInFlight;
+  p.progress = reinterpret_cast<std::uint32_t*>(workspace + geometry.progress);
   p.partial_lse = reinterpret_cast<float*>(workspace + geometry.partial_lse);
   p.partial_out = reinterpret_cast<float*>(workspace + geometry.partial_out);
   return p;
 }
 
-LaunchKernel find_kernel(const DecodeProblem& problem, int rows) {
+/// Whether the kernels without the rare paths serve this call.
+bool is_plain(const KernelParams& p) {
+  const auto even = [](std::int64_t stride) { return stride % 2 == 0; };
+  const bool packed_output = static_cast<DType>(p.out_dtype) != DType::kF32 &&
+                             even(p.out_stride.token) && even(p.out_stride.head) &&
+                             reinterpret_cast<std::uintptr_t>(p.out) % 4 == 0;
+  return packed_output && p.query_load != QueryLoad::kRows && p.sliding_window == 0 &&
+         p.cp.world == 1 && p.logits_soft_cap <= 0 && p.alibi_slopes == nullptr &&
+         p.bmm1_scale_pointer == nullptr && p.bmm1_scale > 0;
+}
+
+LaunchKernel find_kernel(const DecodeProblem& problem, int rows, bool plain) {
   const bool bf16 = problem.kv_format == KvFormat::kBF16;
-  if (problem.kv_lora_rank == 256) return bf16 ? kernel_bf16_256_64(rows) : kernel_f16_256_64(rows);
-  if (problem.qk_rope_head_dim == 0) return bf16 ? kernel_bf16_512_0(rows) : kernel_f16_512_0(rows);
-  return bf16 ? kernel_bf16_512_64(rows) : kernel_f16_512_64(rows);
+  if (problem.kv_lora_rank == 256)
+    return bf16 ? kernel_bf16_256_64(rows, plain) : kernel_f16_256_64(rows, plain);
+  if (problem.qk_rope_head_dim == 0)
+    return bf16 ? kernel_bf16_512_0(rows, plain) : kernel_f16_512_0(rows, plain);
+  return bf16 ? kernel_bf16_512_64(rows, plain) : kernel_f16_512_64(rows, plain);
 }
 
 }  // namespace
 
 Geometry make_geometry(const DecodeProblem& problem, int num_multiprocessors) noexcept {
-  const std::int64_t tokens = std::clamp<std::int64_t>(problem.max_query_len, 1,
-                                                       std::max<std::int64_t>(problem.num_tokens, 1));
+  const std::int64_t tokens = std::clamp<std::int64_t>(
+      problem.max_query_len, 1, std::max<std::int64_t>(problem.num_tokens, 1));
   const std::int64_t rows = tokens * problem.num_heads;
   Geometry g;
   g.block_rows = rows <= 16 ? 16 : (rows <= 32 ? 32 : 64);
@@ -256,10 +291,9 @@ Geometry make_geometry(const DecodeProblem& problem, int num_multiprocessors) no
   g.num_ctas = g.num_workers * g.group;
 
   const auto ctas = static_cast<std::size_t>(g.num_ctas);
-  // Two slots a CTA for pieces of cut results, and one for output that cannot leave as vectors.
-  const std::size_t partials = 3 * ctas * static_cast<std::size_t>(g.block_rows);
-  g.finished = round_up(ctas * sizeof(std::uint32_t));
-  g.partial_lse = g.finished + round_up(ctas * sizeof(std::uint32_t));
+  // Two slots a CTA for pieces of cut results.
+  const std::size_t partials = 2 * ctas * static_cast<std::size_t>(g.block_rows);
+  g.partial_lse = round_up(ctas * sizeof(std::uint32_t));
   g.partial_out = g.partial_lse + round_up(partials * sizeof(float));
   g.total = g.partial_out +
             round_up(partials * static_cast<std::size_t>(problem.kv_lora_rank) * sizeof(float));
@@ -277,7 +311,8 @@ Status configure(PlanState& state) {
   return {};
 }
 
-Status launch(const PlanState& state, const DecodeTensors& tensors, std::byte* workspace, void* stream) {
+Status launch(const PlanState& state, const DecodeTensors& tensors, std::byte* workspace,
+              void* stream) {
   if (state.problem.num_tokens == 0) return {};
   if (reinterpret_cast<std::uintptr_t>(workspace) % kAlignment != 0) {
     return bad_argument("run", "workspace", static_cast<void*>(workspace),
@@ -289,8 +324,9 @@ Status launch(const PlanState& state, const DecodeTensors& tensors, std::byte* w
   KernelParams params = make_params(state, tensors, geometry, workspace);
   TensorMaps maps{};
   MLA_RETURN_IF_ERROR(make_maps(state.problem, tensors, geometry, workspace, params, maps));
-  const LaunchKernel kernel = find_kernel(state.problem, geometry.block_rows);
-  const cudaError_t error = kernel(maps, params, geometry.num_ctas, static_cast<cudaStream_t>(stream));
+  const LaunchKernel kernel = find_kernel(state.problem, geometry.block_rows, is_plain(params));
+  const cudaError_t error =
+      kernel(maps, params, geometry.num_ctas, static_cast<cudaStream_t>(stream));
   return cuda::to_status("run", "kernel launch", error);
 }
 

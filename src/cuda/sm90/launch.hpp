@@ -21,16 +21,17 @@ struct TensorMaps {
 };
 
 /// Launches one instantiation on a stream; a cooperative launch of `num_ctas`.
-using LaunchKernel = cudaError_t (*)(const TensorMaps& maps, const KernelParams& params, int num_ctas,
-                                     cudaStream_t stream);
+using LaunchKernel = cudaError_t (*)(const TensorMaps& maps, const KernelParams& params,
+                                     int num_ctas, cudaStream_t stream);
 
-/// The instantiations of one element type and width, by row-block size (16, 32 or 64).
-LaunchKernel kernel_bf16_512_64(int rows);  // decode_bf16_512_64.cu, and so on
-LaunchKernel kernel_bf16_512_0(int rows);
-LaunchKernel kernel_bf16_256_64(int rows);
-LaunchKernel kernel_f16_512_64(int rows);
-LaunchKernel kernel_f16_512_0(int rows);
-LaunchKernel kernel_f16_256_64(int rows);
+/// The instantiations of one element type and width, by row-block size (16, 32 or 64), with or
+/// without the rare paths.
+LaunchKernel kernel_bf16_512_64(int rows, bool plain);  // decode_bf16_512_64.cu, and so on
+LaunchKernel kernel_bf16_512_0(int rows, bool plain);
+LaunchKernel kernel_bf16_256_64(int rows, bool plain);
+LaunchKernel kernel_f16_512_64(int rows, bool plain);
+LaunchKernel kernel_f16_512_0(int rows, bool plain);
+LaunchKernel kernel_f16_256_64(int rows, bool plain);
 
 /// What a plan fixes: row-block size, CTAs of a worker, grid.
 struct Geometry {
@@ -40,8 +41,7 @@ struct Geometry {
   int num_ctas = 1;
 
   // Workspace, byte offsets.
-  std::size_t arrived = 0;
-  std::size_t finished = 0;
+  std::size_t progress = 0;
   std::size_t partial_lse = 0;
   std::size_t partial_out = 0;
   std::size_t total = 0;
@@ -50,6 +50,7 @@ struct Geometry {
 Geometry make_geometry(const DecodeProblem& problem, int num_multiprocessors) noexcept;
 
 Status configure(PlanState& state);
-Status launch(const PlanState& state, const DecodeTensors& tensors, std::byte* workspace, void* stream);
+Status launch(const PlanState& state, const DecodeTensors& tensors, std::byte* workspace,
+              void* stream);
 
 }  // namespace mla::sm90

@@ -2,15 +2,18 @@
 //
 // Every request contributes `passes` results (one for each `group` of row blocks), and every result
 // costs its key tiles plus `piece_overhead`. Laid end to end they form a line; worker w takes
-// [w, w+1) / workers of it. A share's end inside a result cuts it there, unless a piece smaller than
-// `min_piece` would come off: then the end snaps to the result's edge. Both neighbours compute the same
-// end from the same numbers, so nothing is communicated and no plan is stored. When every result can
-// have a worker of its own and the longest is hardly longer than a share, nothing is cut at all: a merge
-// costs more than it would save.
+// [w, w+1) / workers of it. A share's end inside a result cuts it there, unless a piece smaller
+// than `min_piece` would come off: then the end snaps to the result's edge. Both neighbours compute
+// the same end from the same numbers, so nothing is communicated and no plan is stored.
 //
-// One warp walks the pieces of its CTA and publishes them in shared memory; the roles only read. All of
-// this runs alone on its scheduler, where every dependent instruction costs its full latency: hence
-// the divisions by multiplication.
+// Such a cut gives most workers two pieces. Where there are at least as many workers as results,
+// and it hardly lengthens the longest share, every result is cut into even parts instead, each a
+// worker's only piece: half the partials, half the starts and ends, and no merge at all of results
+// that fit a part.
+//
+// One warp of each CTA does all of this and publishes pieces in shared memory; the roles only read.
+// It is the first thing of a launch and nothing can hide it: hence one pass over the lengths, lanes
+// side by side, one scan, and hardly a division.
 #pragma once
 
 #include <cstdint>
@@ -21,182 +24,81 @@
 
 namespace mla::sm90 {
 
+/// Context parallelism's arithmetic is long and rare: kept out of line, because instructions that
+/// run once cost a fetch each (docs/kernel-sm90.md).
+__device__ __noinline__ inline int sharded_keys_below(const KernelParams& p, int position) {
+  return static_cast<int>(local_keys_below(p.cp, position));
+}
+template <bool kPlain>
+__device__ __forceinline__ int keys_below(const KernelParams& p, int position) {
+  if (!kPlain && p.cp.world > 1) return sharded_keys_below(p, position);
+  return max(position, 0);
+}
+
+/// First key and end of the keys that a token at `position` sees.
+template <bool kPlain>
+__device__ __forceinline__ int token_key_begin(const KernelParams& p, int position) {
+  if (kPlain || p.sliding_window == 0) return 0;
+  return keys_below<kPlain>(p, position - p.sliding_window + 1);
+}
+template <bool kPlain>
+__device__ __forceinline__ int token_key_end(const KernelParams& p, int position, int seq_len) {
+  if (!p.causal) return seq_len;
+  return min(keys_below<kPlain>(p, position + 1), seq_len);
+}
+
 /// A request on the line.
 struct LineRequest {
   int first_token = 0;
   int num_rows = 0;
   int seq_len = 0;
-  int first_position = 0;      // global position of its first query token; negative when n_b > G_b
+  int first_position = 0;  // global position of its first query token; negative when n_b > G_b
   int passes = 0;
-  int tile_begin = 0;          // of the union of all its rows
+  int tile_begin = 0;  // of the union of all its rows
   int num_tiles = 0;
-  int result_cost = 0;         // piece_overhead + tiles
+  int result_cost = 0;  // piece_overhead + tiles
 
   __device__ int cost() const { return passes * result_cost; }
-  __device__ void make_whole() { result_cost = passes > 0 ? 1 : 0; }
 };
 
-/// Context parallelism's arithmetic is long and rare: kept out of line, because instructions that run
-/// once cost a fetch each (docs/kernel-sm90.md).
-__device__ __noinline__ inline int sharded_keys_below(const KernelParams& p, int position) {
-  return static_cast<int>(local_keys_below(p.cp, position));
-}
-__device__ __forceinline__ int keys_below(const KernelParams& p, int position) {
-  if (p.cp.world > 1) return sharded_keys_below(p, position);
-  return max(position, 0);
-}
+/// What memory says about a request.
+struct RequestLengths {
+  int seq_len, first_token, num_tokens, global_len;
+};
 
-/// First key and end of the keys that a token at `position` sees.
-__device__ __forceinline__ int token_key_begin(const KernelParams& p, int position) {
-  if (p.sliding_window == 0) return 0;
-  return keys_below(p, position - p.sliding_window + 1);
-}
-__device__ __forceinline__ int token_key_end(const KernelParams& p, int position, int seq_len) {
-  if (!p.causal) return seq_len;
-  return min(keys_below(p, position + 1), seq_len);
-}
-
-template <int kRows>
-__device__ LineRequest line_request(const KernelParams& p, int request) {
-  LineRequest r;
-  int num_tokens = p.uniform_query_len;
-  const int given = __ldg(p.seq_lens + request);
+template <class T>
+__device__ __forceinline__ RequestLengths load_lengths(const KernelParams& p, int request) {
+  RequestLengths l;
+  l.seq_len = __ldg(p.seq_lens + request);
+  l.first_token = request * p.uniform_query_len;
+  l.num_tokens = p.uniform_query_len;
   if (p.query_start_loc != nullptr) {
-    r.first_token = __ldg(p.query_start_loc + request);
-    num_tokens = __ldg(p.query_start_loc + request + 1) - r.first_token;
-  } else {
-    r.first_token = request * num_tokens;
+    l.first_token = __ldg(p.query_start_loc + request);
+    l.num_tokens = __ldg(p.query_start_loc + request + 1) - l.first_token;
   }
-  if (num_tokens <= 0) return r;
-  r.seq_len = min(max(given, 0), p.max_seq_len);
-  const int global = p.global_lens != nullptr ? __ldg(p.global_lens + request) : r.seq_len;
-  r.first_position = global - num_tokens;
-  r.num_rows = num_tokens * p.num_heads;
-  const int blocks = (r.num_rows + kRows - 1) / kRows;
+  l.global_len =
+      !T::kPlain && p.global_lens != nullptr ? __ldg(p.global_lens + request) : INT32_MIN;
+  return l;
+}
+
+template <class T>
+__device__ __forceinline__ LineRequest line_request(const KernelParams& p,
+                                                    const RequestLengths& l) {
+  LineRequest r;
+  r.first_token = l.first_token;
+  if (l.num_tokens <= 0) return r;
+  r.seq_len = min(max(l.seq_len, 0), p.max_seq_len);
+  r.first_position =
+      (!T::kPlain && p.global_lens != nullptr ? l.global_len : r.seq_len) - l.num_tokens;
+  r.num_rows = l.num_tokens * p.num_heads;
+  const int blocks = (r.num_rows + T::kRows - 1) / T::kRows;
   r.passes = p.group_divisor.divide(blocks + p.group - 1);
-  const int begin = token_key_begin(p, r.first_position);
-  const int end = token_key_end(p, r.first_position + num_tokens - 1, r.seq_len);
+  const int begin = token_key_begin<T::kPlain>(p, r.first_position);
+  const int end = token_key_end<T::kPlain>(p, r.first_position + l.num_tokens - 1, r.seq_len);
   r.tile_begin = begin / kTileKeys;
   r.num_tiles = begin < end ? (end + kTileKeys - 1) / kTileKeys - r.tile_begin : 0;
   r.result_cost = p.piece_overhead + r.num_tiles;
   return r;
-}
-
-/// The share of one worker and where it begins.
-struct Share {
-  int total;         // cost of the whole line
-  int whole_results; // 1: every result costs 1 and has a worker of its own
-  int workers;       // that get any of it: every share is at least min_share, so no two cuts coincide
-  int quotient, remainder;  // of total / workers
-  int begin, end;    // snapped
-  int request;       // the request that holds `begin`
-  int prefix;        // its place on the line
-
-  /// total * worker / workers, exactly.
-  __device__ int raw_cut(int worker) const {
-    if (worker >= workers) return total;
-    return worker * quotient + worker * remainder / workers;
-  }
-};
-
-/// Moves a cut at line position x inside the result [start, start + cost) to its edge where one of the
-/// pieces would be too small.
-__device__ __forceinline__ int snap_cut(const KernelParams& p, int x, int start, int cost) {
-  if (x - start - p.piece_overhead < p.min_piece) return start;
-  if (start + cost - x < p.min_piece) return start + cost;
-  return x;
-}
-
-__device__ __forceinline__ int snap_in_request(const KernelParams& p, const LineRequest& r, int prefix,
-                                               int x) {
-  const int pass = r.passes == 1 ? 0 : (x - prefix) / r.result_cost;
-  return snap_cut(p, x, prefix + pass * r.result_cost, r.result_cost);
-}
-
-/// Inclusive sum over the threads of the CTA below and including this one; `total` gets the whole sum.
-template <int kThreads>
-__device__ int scan_threads(int value, int* warp_sums, int& total) {
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(~0U, value, step);
-    if (lane >= step) value += other;
-  }
-  __syncthreads();  // the previous use of warp_sums is over
-  if (lane == 31) warp_sums[warp] = value;
-  __syncthreads();
-  total = 0;
-#pragma unroll
-  for (int w = 0; w < kThreads / 32; ++w) {
-    if (w < warp) value += warp_sums[w];
-    total += warp_sums[w];
-  }
-  return value;
-}
-
-/// Called by every thread of the CTA. Finds the worker's share; ends with a barrier.
-template <int kRows, int kThreads>
-__device__ void find_share(const KernelParams& p, int worker, int* warp_sums, Share* share) {
-  // The first kThreads requests stay in registers: usually that is all of them.
-  LineRequest first;
-  if (threadIdx.x < p.num_requests) first = line_request<kRows>(p, threadIdx.x);
-  int total;
-  const int first_prefix = scan_threads<kThreads>(first.cost(), warp_sums, total) - first.cost();
-  const int first_total = total;
-#pragma unroll 1
-  for (int b0 = kThreads; b0 < p.num_requests; b0 += kThreads) {
-    const int b = b0 + static_cast<int>(threadIdx.x);
-    const int cost = b < p.num_requests ? line_request<kRows>(p, b).cost() : 0;
-    int chunk_total;
-    scan_threads<kThreads>(cost, warp_sums, chunk_total);
-    total += chunk_total;
-  }
-
-  Share found{};
-  found.total = total;
-  found.workers = min(p.num_workers, max(1, total / p.min_share));
-  int prefix = first_prefix;
-  if (p.num_requests <= kThreads) {
-    const int longest = total / found.workers + p.cut_cost;
-    const int results = __syncthreads_count(first.passes > 0);
-    if (!__syncthreads_or(first.passes > 1 || first.result_cost > longest) && results <= p.num_workers) {
-      found.whole_results = 1;
-      found.total = found.workers = max(results, 1);
-      first.make_whole();
-      int count;
-      prefix = scan_threads<kThreads>(first.cost(), warp_sums, count) - first.cost();
-    }
-  }
-  found.quotient = found.total / found.workers;
-  found.remainder = found.total - found.quotient * found.workers;
-  found.begin = found.end = found.prefix = found.total;
-  found.request = p.num_requests;
-  if (threadIdx.x == 0) *share = found;
-  __syncthreads();
-
-  const int begin = found.raw_cut(worker);
-  const int end = found.raw_cut(worker + 1);
-  LineRequest r = first;
-  int base = first_total;
-#pragma unroll 1
-  for (int b0 = 0;;) {
-    const int cost = r.cost();
-    if (cost > 0 && begin >= prefix && begin < prefix + cost) {
-      share->begin = snap_in_request(p, r, prefix, begin);
-      share->request = b0 + static_cast<int>(threadIdx.x);
-      share->prefix = prefix;
-    }
-    if (cost > 0 && end >= prefix && end < prefix + cost) share->end = snap_in_request(p, r, prefix, end);
-    b0 += kThreads;
-    if (b0 >= p.num_requests || base > end) break;
-    const int b = b0 + static_cast<int>(threadIdx.x);
-    r = b < p.num_requests ? line_request<kRows>(p, b) : LineRequest();
-    int chunk_total;
-    prefix = base + scan_threads<kThreads>(r.cost(), warp_sums, chunk_total) - r.cost();
-    base += chunk_total;
-  }
-  __syncthreads();
 }
 
 /// One piece of one result for one CTA, as the roles read it from shared memory.
@@ -209,46 +111,149 @@ struct Piece {
   int plain_begin, plain_end;  // keys that every row sees
   int num_rows;                // 1..kRows
   int whole;                   // holds all tiles of its result
-  // Of a cut result.
-  int first_cta;               // CTA of its first piece
-  int num_pieces;
-  int rank;                    // of this piece
-  int position;                // global position of the first row
-  int token;                   // of the first row
+  int first_cta, num_pieces;   // of a cut result: CTA of its first piece; pieces
+  int partial_slot;            // of a cut result: where this piece's partial goes
+  int query_y, query_z;        // box coordinates of the first row
+  int first_token, row_begin;  // of the request; of the block in it
   // By row.
+  int64_t row_out[kRows];  // element offsets
+  int64_t row_lse[kRows];
+  int row_head[kRows];
   int row_key_begin[kRows];
   int row_key_end[kRows];
-  int row_token[kRows];
-  int row_head[kRows];
-
-  __device__ int row_position(int r) const { return position + row_token[r] - token; }
+  int row_position[kRows];  // global position
 };
+
+/// A cut result that this CTA holds a piece of, kept in shared memory until the end.
+template <int kRows>
+struct CutResult {
+  int valid;
+  int first_cta;  // of the first piece; piece s lies group * s CTAs further on
+  int num_pieces;
+  int rank;  // of this CTA's piece
+  int num_rows;
+  int64_t row_out[kRows];
+  int64_t row_lse[kRows];
+  int row_head[kRows];
+};
+
+/// The partial slot of piece s: the first piece of a result is in slot 1 of its CTA, later ones in
+/// 0.
+__device__ __forceinline__ int partial_slot(int first_cta, int group, int s) {
+  return 2 * (first_cta + s * group) + (s == 0 ? 1 : 0);
+}
 
 /// Element offset of a row.
 __device__ __forceinline__ int64_t row_offset(const RowStrides& stride, int token, int head) {
   return token * stride.token + head * stride.head;
 }
 
-/// Walks the pieces of one CTA's share. One warp, convergent. A piece is written in two steps, so that
-/// copies can begin after the first.
-template <int kRows>
+/// Finds one CTA's share of the work and walks its pieces. One warp, convergent. A piece is written
+/// in two steps, so that copies can begin after the first.
+template <class T>
 class PieceWalk {
  public:
-  __device__ PieceWalk(const KernelParams& p, const Share& share, int member, int lane)
-      : p_(p), share_(share), member_(member), lane_(lane), request_(share.request),
-        prefix_(share.prefix) {}
+  __device__ __forceinline__ PieceWalk(const KernelParams& p, int worker, int member, int lane)
+      : p_(p), worker_(worker), member_(member), lane_(lane) {
+    // A lane takes `per_lane` neighbouring requests; what they cost stays in registers while they
+    // are few.
+    per_lane_ = (p.num_requests + 31) / 32;
+    first_request_ = lane * per_lane_;
+    // All loads come before the first use.
+    RequestLengths lengths[kCached];
+#pragma unroll
+    for (int i = 0; i < kCached; ++i) {
+      if (i < per_lane_)
+        lengths[i] = load_lengths<T>(p, min(first_request_ + i, p.num_requests - 1));
+    }
+    Costs costs[kCached];
+#pragma unroll
+    for (int i = 0; i < kCached; ++i) {
+      if (i < per_lane_) costs[i] = costs_of(first_request_ + i, lengths[i]);
+    }
+    int cost = 0, longest = 0, results = 0;
+    for_requests(costs, [&](int, const Costs& r) {
+      cost += r.passes * (p_.piece_overhead + r.num_tiles);
+      longest = max(longest, r.num_tiles);
+      results += r.passes;
+    });
+    total_ = __reduce_add_sync(~0U, cost);
+    const int num_results = __reduce_add_sync(~0U, results);
+    workers_ = min(p.num_workers, max(1, total_ >> p.min_share_log2));
+    quotient_ = total_ / workers_;
+    even_tiles_ = 0;
+    if (num_results <= p.num_workers && num_results > 0 && p.even_slack >= 0) {
+      longest = __reduce_max_sync(~0U, longest);
+      // Even parts of at most `tiles` each: nearly the smallest number for which the workers
+      // suffice. Where all results are equally long the first guess is right.
+      const int parts = p.num_workers / num_results;
+      int tiles = max((longest + parts - 1) / parts, quotient_ - p.piece_overhead);
+      if (longest * num_results != total_ - num_results * p.piece_overhead)
+        tiles = quotient_ - p.piece_overhead;
+      tiles = max(tiles, 1 << p.min_share_log2);
+      const int tile_limit = quotient_ + 1 + (quotient_ * p.even_slack >> 6);
+#pragma unroll 1
+      while (tiles <= tile_limit || longest <= tiles) {
+        int lane_parts = 0;
+        for_requests(costs, [&](int, const Costs& r) {
+          lane_parts += r.passes * parts_of(r.num_tiles, tiles);
+        });
+        const int all_parts = __reduce_add_sync(~0U, lane_parts);
+        if (all_parts <= p.num_workers) {
+          even_tiles_ = tiles;
+          cost = lane_parts;
+          total_ = workers_ = all_parts;
+          quotient_ = 1;
+          break;
+        }
+        tiles += 1 + (tiles >> 5);
+      }
+    }
+    remainder_ = total_ - quotient_ * workers_;
+
+    int prefix = cost;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(~0U, prefix, step);
+      if (lane >= step) prefix += other;
+    }
+    prefix -= cost;
+    const int begin = raw_cut(worker);
+    const int end = raw_cut(worker + 1);
+    int snapped_begin = total_, snapped_end = total_, request = p.num_requests,
+        request_prefix = total_;
+    if (begin < prefix + cost && end >= prefix) {
+      for_requests(costs, [&](int b, const Costs& r) {
+        const int result_cost = cost_of(r.num_tiles);
+        const int request_end = prefix + r.passes * result_cost;
+        if (begin >= prefix && begin < request_end) {
+          snapped_begin = snap(begin, prefix, result_cost, r.passes);
+          request = b;
+          request_prefix = prefix;
+        }
+        if (end >= prefix && end < request_end)
+          snapped_end = snap(end, prefix, result_cost, r.passes);
+        prefix = request_end;
+      });
+    }
+    begin_ = __reduce_min_sync(~0U, snapped_begin);
+    end_ = __reduce_min_sync(~0U, snapped_end);
+    request_ = __reduce_min_sync(~0U, request);
+    prefix_ = __reduce_min_sync(~0U, request_prefix);
+  }
 
   /// Step 1: which keys. False, and valid = 0, when there are no more pieces.
-  __device__ bool next(Piece<kRows>& piece) {
-    bool found = false;
+  __device__ __forceinline__ bool next(Piece<T::kRows>& piece) {
 #pragma unroll 1
-    while (request_ < p_.num_requests && prefix_ < share_.end) {
+    while (request_ < p_.num_requests && prefix_ < end_) {
       if (pass_ == 0) {
-        current_ = line_request<kRows>(p_, request_);
-        if (share_.whole_results) current_.make_whole();
+        current_ = line_request<T>(p_, load_lengths<T>(p_, request_));
+        current_.result_cost = current_.passes > 0 ? cost_of(current_.num_tiles) : 0;
       }
-      while (!found && pass_ < current_.passes) found = begin_piece(pass_++, piece);
-      if (found) return true;
+#pragma unroll 1
+      while (pass_ < current_.passes) {
+        if (begin_piece(pass_++, piece)) return true;
+      }
       prefix_ += current_.cost();
       ++request_;
       pass_ = 0;
@@ -257,96 +262,191 @@ class PieceWalk {
     return false;
   }
 
-  /// The token and head of its first row.
-  __device__ int first_token() const { return current_.first_token + p_.heads_divisor.divide(row_begin_); }
-  __device__ int first_head() const {
-    return row_begin_ - p_.heads_divisor.divide(row_begin_) * p_.num_heads;
-  }
-
   /// Step 2: its rows, and of a cut result its other pieces.
-  __device__ void finish(Piece<kRows>& piece) {
-    const int num_rows = piece.num_rows;
-#pragma unroll 1
-    for (int r = lane_; r < kRows; r += 32) {
-      // Columns past num_rows repeat the last row with Q = 0; their results are dropped.
-      const int row = row_begin_ + min(r, num_rows - 1);
-      const int i = p_.heads_divisor.divide(row);
-      piece.row_token[r] = current_.first_token + i;
-      piece.row_head[r] = row - i * p_.num_heads;
-      const int position = current_.first_position + i;
-      piece.row_key_begin[r] = token_key_begin(p_, position);
-      piece.row_key_end[r] = token_key_end(p_, position, current_.seq_len);
+  __device__ __forceinline__ void finish(Piece<T::kRows>& piece, CutResult<T::kRows> (&cuts)[2]) {
+    int first_cta = 0, num_pieces = 0, rank = 0;
+    if (!whole_) {
+      find_cuts(first_cta, num_pieces, rank);
+      if (lane_ == 0) {
+        piece.first_cta = first_cta;
+        piece.num_pieces = num_pieces;
+        piece.partial_slot = partial_slot(first_cta, p_.group, rank);
+      }
     }
-    if (lane_ == 0 && !piece.whole) find_cuts(piece);
+    CutResult<T::kRows>& cut = cuts[rank == 0 ? 1 : 0];
+    if (!whole_ && lane_ == 0) {
+      cut.valid = 1;
+      cut.first_cta = first_cta;
+      cut.num_pieces = num_pieces;
+      cut.rank = rank;
+      cut.num_rows = num_rows_;
+    }
+#pragma unroll 1
+    for (int r = lane_; r < T::kRows; r += 32) {
+      // Rows past num_rows repeat the last row; their results are dropped.
+      const int row = row_begin_ + min(r, num_rows_ - 1);
+      const int i = p_.heads_divisor.divide(row);
+      const int token = current_.first_token + i;
+      const int head = row - i * p_.num_heads;
+      const int position = current_.first_position + i;
+      const int64_t out = row_offset(p_.out_stride, token, head);
+      const int64_t lse = row_offset(p_.lse_stride, token, head);
+      piece.row_out[r] = out;
+      piece.row_lse[r] = lse;
+      piece.row_head[r] = head;
+      piece.row_key_end[r] = token_key_end<T::kPlain>(p_, position, current_.seq_len);
+      if (!T::kPlain) {
+        piece.row_key_begin[r] = token_key_begin<T::kPlain>(p_, position);
+        piece.row_position[r] = position;
+      }
+      if (!whole_) {
+        cut.row_out[r] = out;
+        cut.row_lse[r] = lse;
+        cut.row_head[r] = head;
+      }
+    }
   }
 
  private:
-  __device__ bool begin_piece(int pass, Piece<kRows>& piece) {
-    start_ = prefix_ + pass * current_.result_cost;
-    const int from = max(start_, share_.begin);
-    const int to = min(start_ + current_.result_cost, share_.end);
-    row_begin_ = (pass * p_.group + member_) * kRows;
-    if (from >= to || row_begin_ >= current_.num_rows) return false;
-    if (lane_ != 0) return true;
+  /// Where worker w's share begins: total / workers each, the first `remainder` workers one more.
+  __device__ int raw_cut(int w) const {
+    return w >= workers_ ? total_ : w * quotient_ + min(w, remainder_);
+  }
+  /// The first worker whose share begins at x or later.
+  __device__ int first_worker_at(int x) const {
+    const int long_shares = remainder_ * (quotient_ + 1);
+    const bool among_long = x <= long_shares;
+    const int base = among_long ? 0 : long_shares;
+    const auto share = static_cast<unsigned>(quotient_ + (among_long ? 1 : 0));
+    return (among_long ? 0 : remainder_) + static_cast<int>((x - base + share - 1) / share);
+  }
 
-    const int num_rows = min(kRows, current_.num_rows - row_begin_);
+  /// What the division needs to know of a request.
+  struct Costs {
+    int passes = 0;
+    int num_tiles = 0;
+  };
+  static constexpr int kCached = 4;  // requests of a lane in registers: 128 of a batch
+
+  __device__ __forceinline__ Costs costs_of(int request, const RequestLengths& lengths) const {
+    if (request >= p_.num_requests) return {};
+    const LineRequest r = line_request<T>(p_, lengths);
+    return {r.passes, r.num_tiles};
+  }
+  /// Calls f(request, costs) for every request of this lane.
+  template <class F>
+  __device__ __forceinline__ void for_requests(const Costs (&costs)[kCached], F f) const {
+    if (per_lane_ <= kCached) {
+#pragma unroll
+      for (int i = 0; i < kCached; ++i) {
+        if (i < per_lane_) f(first_request_ + i, costs[i]);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < per_lane_; ++i) {
+        const int request = min(first_request_ + i, p_.num_requests - 1);
+        f(first_request_ + i, costs_of(first_request_ + i, load_lengths<T>(p_, request)));
+      }
+    }
+  }
+
+  /// Even parts of a result: ceil(num_tiles / tiles), at least 1.
+  __device__ static int parts_of(int num_tiles, int tiles) {
+    // Half a unit is far more than the error of the product.
+    const float quotient =
+        (static_cast<float>(num_tiles + tiles) - 0.5F) * __frcp_rn(static_cast<float>(tiles));
+    return max(static_cast<int>(quotient), 1);
+  }
+  /// Cost of a result of a request that has rows.
+  __device__ int cost_of(int num_tiles) const {
+    return even_tiles_ == 0 ? p_.piece_overhead + num_tiles : parts_of(num_tiles, even_tiles_);
+  }
+
+  /// Moves a cut at line position x to the edge of its result where a piece would be too small.
+  __device__ int snap(int x, int prefix, int result_cost, int passes) const {
+    if (even_tiles_ > 0) return x;
+    const int start = prefix + (passes == 1 ? 0 : (x - prefix) / result_cost * result_cost);
+    if (x - start - p_.piece_overhead < p_.min_piece) return start;
+    if (start + result_cost - x < p_.min_piece) return start + result_cost;
+    return x;
+  }
+
+  __device__ __forceinline__ bool begin_piece(int pass, Piece<T::kRows>& piece) {
+    start_ = prefix_ + pass * current_.result_cost;
+    const int from = max(start_, begin_);
+    const int to = min(start_ + current_.result_cost, end_);
+    row_begin_ = (pass * p_.group + member_) * T::kRows;
+    if (from >= to || row_begin_ >= current_.num_rows) return false;
+    num_rows_ = min(T::kRows, current_.num_rows - row_begin_);
     // Ranges move up with the token: the first row begins lowest and ends lowest.
-    const int first = current_.first_position + p_.heads_divisor.divide(row_begin_);
-    const int last = current_.first_position + p_.heads_divisor.divide(row_begin_ + num_rows - 1);
-    const int key_begin = token_key_begin(p_, first);
-    const int key_end = token_key_end(p_, last, current_.seq_len);
+    const int first_index = p_.heads_divisor.divide(row_begin_);
+    const int first = current_.first_position + first_index;
+    const int last = current_.first_position + p_.heads_divisor.divide(row_begin_ + num_rows_ - 1);
+    const int key_begin = token_key_begin<T::kPlain>(p_, first);
+    const int key_end = token_key_end<T::kPlain>(p_, last, current_.seq_len);
     // Tiles of the piece, then those of them that the row block sees.
-    const bool whole = from == start_ && to == start_ + current_.result_cost;
+    whole_ = from == start_ && to == start_ + current_.result_cost;
     const int all_begin = current_.tile_begin;
     const int offset = all_begin - start_ - p_.piece_overhead;
-    const int piece_begin = whole ? all_begin : max(from + offset, all_begin);
-    const int piece_end = whole ? all_begin + current_.num_tiles : max(to + offset, all_begin);
+    int piece_begin = max(from + offset, all_begin);
+    int piece_end = max(to + offset, all_begin);
+    if (even_tiles_ > 0) {  // part from - start_ of result_cost parts
+      piece_begin = all_begin + (from - start_) * current_.num_tiles / current_.result_cost;
+      piece_end = all_begin + (to - start_) * current_.num_tiles / current_.result_cost;
+    }
     const int tile_begin = max(piece_begin, key_begin / kTileKeys);
     const int tile_end = min(piece_end, (key_end + kTileKeys - 1) / kTileKeys);
-    piece.valid = 1;
-    piece.request = request_;
-    piece.position = first;
-    piece.token = first - current_.first_position + current_.first_token;
-    piece.num_rows = num_rows;
-    piece.key_begin = key_begin;
-    piece.key_end = key_end;
-    piece.plain_begin = token_key_begin(p_, last);
-    piece.plain_end = token_key_end(p_, first, current_.seq_len);
-    piece.tile_begin = tile_begin;
-    piece.tile_end = key_begin < key_end ? tile_end : tile_begin;
-    piece.whole = whole;
+    if (lane_ == 0) {
+      piece.valid = 1;
+      piece.request = request_;
+      piece.num_rows = num_rows_;
+      piece.key_begin = key_begin;
+      piece.key_end = key_end;
+      piece.plain_begin = T::kPlain ? 0 : token_key_begin<T::kPlain>(p_, last);
+      piece.plain_end = token_key_end<T::kPlain>(p_, first, current_.seq_len);
+      piece.tile_begin = tile_begin;
+      piece.tile_end = key_begin < key_end ? max(tile_end, tile_begin) : tile_begin;
+      piece.whole = whole_;
+      const bool flat = p_.query_load == QueryLoad::kFlatBox;
+      const int token = current_.first_token + first_index;
+      piece.query_y = flat ? current_.first_token * p_.num_heads + row_begin_
+                           : row_begin_ - first_index * p_.num_heads;
+      piece.query_z = flat ? 0 : token;
+      piece.first_token = current_.first_token;
+      piece.row_begin = row_begin_;
+    }
     return true;
   }
 
-  /// The cuts that fall inside a result belong to consecutive workers. Both ends are guessed and then
-  /// moved by a step or two.
-  __device__ void find_cuts(Piece<kRows>& piece) const {
-    const int start = start_;
-    const int end = start + current_.result_cost;
-    const float workers_per_cost = static_cast<float>(share_.workers) / static_cast<float>(share_.total);
-    // The first worker whose cut lies inside: raw cuts that snap to the start do not count.
-    int first = max(static_cast<int>(static_cast<float>(start) * workers_per_cost) - 1, 0);
-#pragma unroll 1
-    while (share_.raw_cut(first) < start + p_.piece_overhead + p_.min_piece) ++first;
-    // The first worker past it.
-    int last = max(static_cast<int>(static_cast<float>(end) * workers_per_cost) - 2, first);
-#pragma unroll 1
-    while (last < share_.workers && share_.raw_cut(last) <= end - p_.min_piece) ++last;
-    const int first_worker = first - 1;
-    piece.first_cta = first_worker * p_.group + member_;
-    piece.num_pieces = last - first + 1;
-    piece.rank = p_.group_divisor.divide(blockIdx.x) - first_worker;
+  /// The cuts that fall inside a result belong to consecutive workers.
+  __device__ __forceinline__ void find_cuts(int& first_cta, int& num_pieces, int& rank) const {
+    if (even_tiles_ > 0) {
+      first_cta = start_ * p_.group + member_;
+      num_pieces = current_.result_cost;
+      rank = worker_ - start_;
+      return;
+    }
+    // Raw cuts that snap to an edge do not count.
+    const int first = first_worker_at(start_ + p_.piece_overhead + p_.min_piece);
+    const int last = first_worker_at(start_ + current_.result_cost - p_.min_piece + 1);
+    first_cta = (first - 1) * p_.group + member_;
+    num_pieces = last - first + 1;
+    rank = worker_ - (first - 1);
   }
 
   const KernelParams& p_;
-  Share share_;
-  int member_;
-  int lane_;
-  int request_;
+  int worker_, member_, lane_;
+  int per_lane_, first_request_;
+  int total_, workers_, quotient_, remainder_;
+  int even_tiles_;   // most tiles of an even part; 0: the line is cut at equal cost
+  int begin_, end_;  // of the share, snapped
+  int request_;      // the running request and its place on the line
   int prefix_;
   int pass_ = 0;
   int start_ = 0;      // of the current result on the line
-  int row_begin_ = 0;
+  int row_begin_ = 0;  // rows of the current piece
+  int num_rows_ = 0;
+  bool whole_ = true;
   LineRequest current_;
 };
 

@@ -7,7 +7,13 @@
 
 namespace mla::sm90 {
 
-inline constexpr int kTileKeys = 64;  ///< keys of one tile: the M of every wgmma
+inline constexpr int kTileKeys = 64;  ///< keys of one tile
+
+/// A tile is 64 keys x `chunks` chunks of 64 values. Copies, ring slots and barriers handle groups
+/// of so many neighbouring chunks.
+constexpr int chunks_per_group(int chunks) {
+  return chunks % 3 == 0 ? 3 : (chunks % 4 == 0 ? 4 : chunks);
+}
 
 /// Division by a number that is known on the host: n / divisor for 0 <= n < 2^31.
 struct FastDivisor {
@@ -56,16 +62,16 @@ struct KernelParams {
   FastDivisor heads_divisor;
   FastDivisor page_divisor;
   FastDivisor group_divisor;
-  std::int32_t uniform_query_len;       ///< when query_start_loc is null
-  std::int32_t box_keys;                ///< keys of one copy: gcd(page_size, 64)
-  std::int32_t max_seq_len;             ///< lengths are clamped to it
+  std::int32_t uniform_query_len;  ///< when query_start_loc is null
+  std::int32_t box_keys;           ///< keys of one copy: gcd(page_size, 64)
+  std::int32_t max_seq_len;        ///< lengths are clamped to it
 
   // Query.
   const void* q_nope;
   const void* q_pe;
   RowStrides q_nope_stride, q_pe_stride;
   QueryLoad query_load;
-  bool q_vector_loads;                  ///< rows are 16-byte aligned
+  bool q_vector_loads;  ///< rows are 16-byte aligned
 
   // Modes.
   bool causal;
@@ -81,26 +87,27 @@ struct KernelParams {
   // Output.
   void* out;
   RowStrides out_stride;
-  std::int32_t out_dtype;               ///< mla::DType
-  bool out_vector_stores;               ///< 16-bit rows, 16-byte aligned
-  float* lse;                           ///< null: not wanted
+  std::int32_t out_dtype;  ///< mla::DType
+  bool out_vector_stores;  ///< 16-bit rows, 16-byte aligned
+  float* lse;              ///< null: not wanted
   RowStrides lse_stride;
-  float lse_factor;                     ///< natural log -> the wanted base
+  float lse_factor;  ///< natural log -> the wanted base
 
   // Work division.
-  std::int32_t num_workers;             ///< groups of `group` adjacent CTAs
-  std::int32_t group;                   ///< CTAs that read the same keys for different row blocks
-  std::int32_t piece_overhead;          ///< cost of a result, in tiles
-  std::int32_t min_share;               ///< smallest share of a worker, in tiles, at least 1
-  std::int32_t min_piece;               ///< smallest cut piece, in tiles; INT32_MAX: never cut
-  std::int32_t cut_cost;                ///< tiles that a merge costs
-  std::int32_t max_boxes_in_flight;
+  std::int32_t num_workers;     ///< groups of `group` adjacent CTAs
+  std::int32_t group;           ///< CTAs that read the same keys for different row blocks
+  std::int32_t piece_overhead;  ///< cost of a result, in tiles
+  std::int32_t min_share_log2;  ///< smallest share of a worker, in tiles: 2^this
+  std::int32_t min_piece;       ///< smallest cut piece, in tiles; INT32_MAX: never cut
+  std::int32_t even_slack;  ///< how much longer than a share an even part may be, of 64; < 0: no
+                            ///< even parts
+  bool defer_values;        ///< 64 rows: PV of a tile after QK of the next
+  std::int32_t max_copies_in_flight;  ///< groups
 
   // Workspace.
-  std::uint32_t* arrived;               ///< [CTAs], zero between launches
-  std::uint32_t* finished;              ///< [CTAs], zero between launches
-  float* partial_out;                   ///< [3 * CTAs][L][N] f32, transposed as the accumulators are
-  float* partial_lse;                   ///< [2 * CTAs][N]
+  std::uint32_t* progress;  ///< [CTAs], zero between launches: arrivals, then departures
+  float* partial_out;       ///< [2 * CTAs][rows][L] f32
+  float* partial_lse;       ///< [2 * CTAs][N]
 };
 
 }  // namespace mla::sm90

@@ -11,7 +11,8 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// mbarrier -----------------------------------------------------------------------------------------
+// mbarrier
+// -----------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -29,7 +30,8 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
 __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t phase) {
   uint32_t done;
   asm volatile(
-      "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; "
+      "}"
       : "=r"(done)
       : "r"(barrier), "r"(phase)
       : "memory");
@@ -40,7 +42,8 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t phase) 
   }
 }
 
-// Named barriers -----------------------------------------------------------------------------------
+// Named barriers
+// -----------------------------------------------------------------------------------
 
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -57,28 +60,34 @@ __device__ __forceinline__ bool named_barrier_or(int id, int threads, bool predi
   return result != 0;
 }
 
-// Copies -------------------------------------------------------------------------------------------
+// Copies
+// -------------------------------------------------------------------------------------------
 
 /// One box of a 3-D tensor map to shared memory, completing on an mbarrier.
-__device__ __forceinline__ void tma_load_3d(uint32_t smem, const CUtensorMap* map, int x, int y, int z,
-                                            uint32_t barrier) {
+__device__ __forceinline__ void tma_load_3d(uint32_t smem, const CUtensorMap* map, int x, int y,
+                                            int z, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
       "%3, %4}], [%5];" ::"r"(smem),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
       : "memory");
 }
-/// Contiguous bytes (a multiple of 16) to shared memory, completing on an mbarrier.
-__device__ __forceinline__ void bulk_load(uint32_t smem, const void* global, uint32_t bytes,
-                                          uint32_t barrier) {
+/// The same of a 4-D map, with an L2 policy.
+__device__ __forceinline__ void tma_load_4d(uint32_t smem, const CUtensorMap* map, int x, int y,
+                                            int z, int w, uint32_t barrier, uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          smem),
-      "l"(global), "r"(bytes), "r"(barrier)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, "
+      "{%2, %3, %4, %5}], [%6], %7;" ::"r"(smem),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier), "l"(policy)
       : "memory");
 }
-/// Orders generic accesses to any memory before later ones of the copy engine.
-__device__ __forceinline__ void fence_proxy_async_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
+/// What is read once leaves L2 first, so that code, tables and partials stay.
+__device__ __forceinline__ uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -98,7 +107,43 @@ __device__ __forceinline__ void stmatrix_x2_trans(uint32_t smem, uint32_t a, uin
                : "memory");
 }
 
-// Registers ----------------------------------------------------------------------------------------
+__device__ __forceinline__ void stmatrix_x4(uint32_t smem, uint32_t a, uint32_t b, uint32_t c,
+                                            uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(smem)
+               : "memory");
+}
+/// The transpose of an 8 x 8 matrix of 16-bit values that lies across the warp.
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t a) {
+  uint32_t r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(a));
+  return r;
+}
+
+/// The same pointer, but the compiler cannot tell: sums with constants are then not hoisted out of
+/// loops, where each would hold two registers.
+template <class P>
+__device__ __forceinline__ P* opaque(P* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
+
+/// Stores that stay in L2: other multiprocessors read them soon.
+__device__ __forceinline__ void store_cg(float* target, float value) {
+  __stcg(target, value);
+}
+__device__ __forceinline__ void store_cg(float* target, float a, float b) {
+  __stcg(reinterpret_cast<float2*>(target), float2{a, b});
+}
+
+// Registers
+// ----------------------------------------------------------------------------------------
 
 template <int kRegisters>
 __device__ __forceinline__ void decrease_registers() {
@@ -109,7 +154,8 @@ __device__ __forceinline__ void increase_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Arithmetic ---------------------------------------------------------------------------------------
+// Arithmetic
+// ---------------------------------------------------------------------------------------
 
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
@@ -117,20 +163,17 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// Memory order -------------------------------------------------------------------------------------
+// Memory order
+// -------------------------------------------------------------------------------------
 
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* address) {
   uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
-__device__ __forceinline__ uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
-  uint32_t old;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
-               : "=r"(old)
-               : "l"(address), "r"(value)
-               : "memory");
-  return old;
+/// value = value >= last ? 0 : value + 1, without waiting for it.
+__device__ __forceinline__ void increment_release(uint32_t* address, uint32_t last) {
+  asm volatile("red.release.gpu.global.inc.u32 [%0], %1;" ::"l"(address), "r"(last) : "memory");
 }
 
 }  // namespace mla::sm90::ptx

@@ -1,7 +1,11 @@
-// Cut results: every CTA that wrote a piece waits for the others, then sums a slice of the dims.
+// Cut results: every CTA that wrote a piece waits for the others, then merges a slice of the
+// partials.
 //
-// The grid is launched cooperatively, so all CTAs are resident and waiting cannot deadlock. All pieces
-// are written before the first wait. Partials are summed in key order: the same bits every time.
+// The grid is launched cooperatively, so all CTAs are resident and waiting cannot deadlock. All
+// pieces are written before the first wait. A slice is a contiguous range of the partial,
+// [row][dim]. Groups of threads merge every G-th piece by the one rule of lse, and the groups are
+// joined in order: the same bits every time. Every thread works out the weights it needs itself:
+// nothing is exchanged for them.
 #pragma once
 
 #include "cuda/sm90/epilogue.cuh"
@@ -9,211 +13,204 @@
 
 namespace mla::sm90 {
 
-/// A cut result that this CTA holds a piece of, kept in shared memory until the end.
-template <int kRows>
-struct CutResult {
-  int valid;
-  int first_cta;   // of the first piece; piece s lies group * s CTAs further on
-  int num_pieces;
-  int rank;        // of this CTA's piece
-  int num_rows;
-  int token[kRows];
-  int head[kRows];
+/// Threads that merge one result, and their scratch memory.
+struct MergeTeam {
+  int size;     // 128 or 256
+  int thread;   // in the team
+  int barrier;  // named barrier
+  char* scratch;
+
+  __device__ void sync() const { ptx::named_barrier_sync(barrier, size); }
 };
 
-/// The partial slot of piece s: the first piece of a result is in slot 1 of its CTA, later ones in 0.
-__device__ __forceinline__ int partial_slot(int first_cta, int group, int s) {
-  return 2 * (first_cta + s * group) + (s == 0 ? 1 : 0);
-}
+/// What of the partials belongs to a team, in vectors of four floats.
+struct MergeSlice {
+  int begin, end;
+  // `groups` groups of `width` threads; a group merges every groups-th piece of up to `width`
+  // vectors.
+  int width, groups, group;
+  int vector;  // of this thread, from its group's first
+};
 
-template <class T>
-__device__ void keep_cut(CutResult<T::kRows>& cut, const Piece<T::kRows>& piece, int thread) {
-  if (thread == 0) {
-    cut.valid = 1;
-    cut.first_cta = piece.first_cta;
-    cut.num_pieces = piece.num_pieces;
-    cut.rank = piece.rank;
-    cut.num_rows = piece.num_rows;
-  }
-  if (thread < T::kRows) {
-    cut.token[thread] = piece.row_token[thread];
-    cut.head[thread] = piece.row_head[thread];
-  }
-}
-
-/// After the last store of a partial by these threads. One thread's release covers what the barrier, and
-/// the scores' barrier before it, have shown to that thread.
-template <int kThreads>
-__device__ void announce_partial(const KernelParams& p, int first_cta, int thread) {
-  ptx::named_barrier_sync(kValueBarrier, kThreads);
-  if (thread == 0) ptx::atomic_add_acq_rel(p.arrived + first_cta, 1);
-}
-
-/// Weights of the pieces and the factor of every row; writes lse. Ends with a barrier.
-template <class T>
-__device__ void weigh_pieces(const KernelParams& p, const CutResult<T::kRows>& cut, float* weights,
-                             float* factor, float* scratch, int thread) {
-  constexpr int kThreads = T::kValueThreads;
-  constexpr int kRows = T::kRows;
-  constexpr int kParts = kThreads / kRows;  // threads that share a row
-  const int num_pieces = cut.num_pieces;
-  const int r = thread % kRows;
-  const int part = thread / kRows;
-
-  float m = -INFINITY;
-#pragma unroll 1
-  for (int s = part; s < num_pieces; s += kParts) {
-    const int slot = partial_slot(cut.first_cta, p.group, s);
-    const float lse = __ldcg(p.partial_lse + slot * kRows + r);
-    weights[s * kRows + r] = lse;
-    m = fmaxf(m, lse);
-  }
-  scratch[thread] = m;
-  ptx::named_barrier_sync(kValueBarrier, kThreads);
-#pragma unroll 1
-  for (int q = 0; q < kParts; ++q) m = fmaxf(m, scratch[q * kRows + r]);
+/// A running merge of four values of one row: sum of exp(lse - max) * o, and of the weights.
+struct MergeState {
+  float4 o{0, 0, 0, 0};
+  float max = -INFINITY;
   float sum = 0.0F;
-#pragma unroll 1
-  for (int s = part; s < num_pieces; s += kParts) {
-    const float lse = weights[s * kRows + r];
-    const float w = lse == -INFINITY ? 0.0F : __expf(lse - m);
-    weights[s * kRows + r] = w;
-    sum += w;
-  }
-  scratch[kThreads + thread] = sum;
-  ptx::named_barrier_sync(kValueBarrier, kThreads);
-  if (part == 0) {
-    sum = 0.0F;
-#pragma unroll 1
-    for (int q = 0; q < kParts; ++q) sum += scratch[kThreads + q * kRows + r];
-    float lse = m == -INFINITY ? m : m + __logf(sum);
-    float scale = 0.0F;
-    if (r < cut.num_rows) {
-      const float sink_weight = join_sink(p.sinks, cut.head[r], lse);
-      if (sum > 0.0F) scale = sink_weight * scale_of(p.bmm2_scale, p.bmm2_scale_pointer) / sum;
-      if (cut.rank == 0 && p.lse != nullptr) p.lse[row_offset(p.lse_stride, cut.token[r], cut.head[r])] = lse * p.lse_factor;
-    }
-    factor[r] = scale;
-  }
-  ptx::named_barrier_sync(kValueBarrier, kThreads);
-}
 
-/// Shared memory of the merge.
-struct ReduceScratch {
-  float* partials;           // [pieces][chunk of dims][rows], filled by the copy engine
-  int partials_bytes;
-  float* weights;            // factors, sums, then [pieces][rows]
-  uint32_t partials_full;
-  uint32_t phase;
+  __device__ __forceinline__ void rescale(float new_max) {
+    const float factor = max == -INFINITY ? 0.0F : __expf(max - new_max);
+    o.x *= factor;
+    o.y *= factor;
+    o.z *= factor;
+    o.w *= factor;
+    sum *= factor;
+    max = new_max;
+  }
+  __device__ __forceinline__ void add(float weight, const float4& value) {
+    o.x = fmaf(weight, value.x, o.x);
+    o.y = fmaf(weight, value.y, o.y);
+    o.z = fmaf(weight, value.z, o.z);
+    o.w = fmaf(weight, value.w, o.w);
+  }
 };
 
-/// Eight dims of one row.
-__device__ __forceinline__ void store_eight(const KernelParams& p, int64_t offset, const float (&v)[8]) {
-  if (p.out_vector_stores) {
-    const bool is_f16 = static_cast<DType>(p.out_dtype) == DType::kF16;
-    uint4 packed;
-    packed.x = pack_output(v[0], v[1], is_f16);
-    packed.y = pack_output(v[2], v[3], is_f16);
-    packed.z = pack_output(v[4], v[5], is_f16);
-    packed.w = pack_output(v[6], v[7], is_f16);
-    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + offset) = packed;
-    return;
+/// Four neighbouring values of one row.
+template <class T>
+__device__ __forceinline__ void store_four(const KernelParams& p, int64_t offset, const float4& v,
+                                           float factor) {
+  if (T::kPlain || p.out_vector_stores) {
+    const bool is_f16 = output_is_f16(p);
+    uint32_t* out = reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.out) + offset);
+    out[0] = pack_output(v.x * factor, v.y * factor, is_f16);
+    out[1] = pack_output(v.z * factor, v.w * factor, is_f16);
+  } else {
+    store_element(p, offset, v.x * factor);
+    store_element(p, offset + 1, v.y * factor);
+    store_element(p, offset + 2, v.z * factor);
+    store_element(p, offset + 3, v.w * factor);
   }
+}
+
+/// A merged vector, to out; lse of the row if the vector is its first.
+template <class T>
+__device__ __forceinline__ void store_merged(const KernelParams& p, const CutResult<T::kRows>& cut,
+                                             const MergeState& state, int vector) {
+  constexpr int kRowVectors = T::kLatent / 4;
+  const int row = vector / kRowVectors;
+  const int dim = (vector - row * kRowVectors) * 4;
+  const bool empty = !(state.sum > 0.0F);
+  const JoinedRow joined =
+      join_sink(p.sinks, cut.row_head[row], empty ? -INFINITY : state.max + __logf(state.sum));
+  const float factor = empty ? 0.0F
+                             : joined.weight * scale_of(p.bmm2_scale, p.bmm2_scale_pointer) *
+                                   __fdividef(1.0F, state.sum);
+  if (dim == 0 && p.lse != nullptr) p.lse[cut.row_lse[row]] = joined.lse * p.lse_factor;
+  store_four<T>(p, cut.row_out[row] + dim, state.o, factor);
+}
+
+/// Merges a slice, kPieces pieces of kVectors vectors in flight.
+template <class T, int kPieces, int kVectors>
+__device__ __forceinline__ void merge_slice(const KernelParams& p, const CutResult<T::kRows>& cut,
+                                            const MergeTeam& team, const MergeSlice& slice) {
+  constexpr int kRowVectors = T::kLatent / 4;
+  constexpr int kPartialVectors = T::kRows * kRowVectors;
+  const int num_pieces = cut.num_pieces;
+#pragma unroll 1
+  for (int base = slice.begin + slice.vector; base < slice.end + slice.vector;
+       base += slice.width * kVectors) {
+    MergeState state[kVectors];
+#pragma unroll 1
+    for (int s0 = slice.group; s0 < num_pieces && slice.group < slice.groups;
+         s0 += kPieces * slice.groups) {
+      float4 x[kPieces][kVectors];
+      float lse[kPieces][kVectors];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) store_element(p, offset + i, v[i]);
+      for (int i = 0; i < kPieces; ++i) {
+        const int s = s0 + i * slice.groups;
+        const int slot = partial_slot(cut.first_cta, p.group, s);
+        const float* lses = p.partial_lse + slot * T::kRows;
+        const auto* partials =
+            reinterpret_cast<const float4*>(p.partial_out) + int64_t{slot} * kPartialVectors;
+#pragma unroll
+        for (int j = 0; j < kVectors; ++j) {
+          const int vector = base + j * slice.width;
+          lse[i][j] = -INFINITY;
+          if (s < num_pieces && vector < slice.end) {
+            lse[i][j] = __ldcg(lses + vector / kRowVectors);
+            x[i][j] = __ldcg(partials + vector);
+          }
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        float new_max = state[j].max;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) new_max = fmaxf(new_max, lse[i][j]);
+        if (s0 != slice.group) state[j].rescale(new_max);
+        state[j].max = new_max;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+          if (lse[i][j] == -INFINITY) continue;  // an empty piece; what was not loaded
+          const float weight = __expf(lse[i][j] - new_max);
+          state[j].sum += weight;
+          state[j].add(weight, x[i][j]);
+        }
+      }
+    }
+    if (kVectors == 1 && slice.groups > 1) {  // then there is one base
+      auto* states = reinterpret_cast<MergeState*>(team.scratch);
+      states[team.thread] = state[0];
+      team.sync();
+#pragma unroll 1
+      for (int g = 1; g < slice.groups && slice.group == 0; ++g) {
+        const MergeState other = states[g * slice.width + slice.vector];
+        if (other.max == -INFINITY) continue;
+        if (other.max > state[0].max) state[0].rescale(other.max);
+        const float weight = __expf(other.max - state[0].max);
+        state[0].sum = fmaf(weight, other.sum, state[0].sum);
+        state[0].add(weight, other.o);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const int vector = base + j * slice.width;
+      if (vector < slice.end && slice.group == 0) store_merged<T>(p, cut, state[j], vector);
+    }
+  }
 }
 
 template <class T>
-__device__ void reduce_result(const KernelParams& p, const CutResult<T::kRows>& cut,
-                              ReduceScratch& scratch, int thread) {
-  constexpr int kThreads = T::kValueThreads;
-  constexpr int kRows = T::kRows;
-  constexpr int kStep = 8;  // dims of one store
+__device__ __forceinline__ void merge_result(const KernelParams& p, const CutResult<T::kRows>& cut,
+                                             const MergeTeam& team) {
+  constexpr int kGrain = 32;  // vectors of the smallest slice
   const int num_pieces = cut.num_pieces;
-  float* factor = scratch.weights;            // [kRows]
-  float* sums = factor + kRows;               // [2 * kThreads]
-  float* weights = sums + 2 * kThreads;       // [num_pieces][kRows]
+  const int all = cut.num_rows * (T::kLatent / 4);  // rows that exist
+  const int size = ((all + num_pieces - 1) / num_pieces + kGrain - 1) / kGrain * kGrain;
+  MergeSlice slice;
+  slice.begin = min(cut.rank * size, all);
+  slice.end = min(slice.begin + size, all);
+  slice.width = min(size, team.size);
+  slice.groups = team.size / slice.width;
+  slice.group = team.thread / slice.width;
+  slice.vector = team.thread - slice.group * slice.width;
+  if (num_pieces <= 4 && slice.groups == 1)
+    merge_slice<T, 4, 2>(p, cut, team, slice);
+  else
+    merge_slice<T, 8, 1>(p, cut, team, slice);
+}
 
-  // This CTA's slice of the dims, in chunks that fit the scratch memory with all pieces; where not even
-  // eight dims do, the pieces come in groups too.
-  const int slice = ((T::kLatent + num_pieces - 1) / num_pieces + kStep - 1) / kStep * kStep;
-  const int dim_begin = min(cut.rank * slice, T::kLatent);
-  const int dim_end = min(dim_begin + slice, T::kLatent);
-  const int most_dims = scratch.partials_bytes / (num_pieces * kRows * 4) / kStep * kStep;
-  const int chunk = max(min(slice, most_dims), kStep);
-  const int group = most_dims > 0 ? num_pieces : scratch.partials_bytes / (kStep * kRows * 4);
-  const auto copy_chunk = [&](int dim, int dims, int first_piece, int last_piece) {
-    ptx::mbarrier_expect(scratch.partials_full, (last_piece - first_piece) * dims * kRows * 4);
-#pragma unroll 1
-    for (int s = first_piece; s < last_piece; ++s) {
-      const int64_t slot = partial_slot(cut.first_cta, p.group, s);
-      ptx::bulk_load(ptx::smem_address(scratch.partials + (s - first_piece) * dims * kRows),
-                     p.partial_out + (slot * T::kLatent + dim) * kRows, dims * kRows * 4,
-                     scratch.partials_full);
-    }
-  };
-
-  if (thread == 0) {
-    while (ptx::load_acquire(p.arrived + cut.first_cta) < static_cast<uint32_t>(num_pieces)) {
-    }
-    ptx::fence_proxy_async_all();  // the copy engine reads what other CTAs stored
-    if (dim_begin < dim_end) copy_chunk(dim_begin, min(chunk, dim_end - dim_begin), 0, group);
+/// Every cut result of this CTA: one by all 256 threads of the last two warpgroups, or two side by
+/// side.
+template <class T>
+__device__ __forceinline__ void merge_role(const KernelParams& p,
+                                           const CutResult<T::kRows> (&cuts)[2], char* ring,
+                                           int thread) {
+  constexpr int kThreads = 256;
+  constexpr int kScratchBytes = 128 * sizeof(MergeState);  // of half the threads
+  ptx::named_barrier_sync(kMergeBarrier, kThreads);        // the ring is idle from here on
+  if (!cuts[0].valid && !cuts[1].valid) return;
+  MergeTeam team{kThreads, thread, kMergeBarrier, ring};
+  int which = cuts[0].valid ? 0 : 1;
+  if (cuts[0].valid && cuts[1].valid) {
+    which = thread / 128;
+    team = {128, thread % 128, kMergeBarrier + which, ring + which * kScratchBytes};
   }
-  ptx::named_barrier_sync(kValueBarrier, kThreads);
-  if (thread == 0) trace(kTraceArrived);
-  weigh_pieces<T>(p, cut, weights, factor, sums, thread);
-  if (thread == 0) trace(kTraceWeighed);
-
-  int dim = dim_begin;
-  int first_piece = 0;
-  float acc[kStep];  // lives across groups of pieces: then every thread has one task
-#pragma unroll 1
-  while (dim < dim_end) {
-    const int dims = min(chunk, dim_end - dim);
-    const int last_piece = min(first_piece + group, num_pieces);
-    ptx::mbarrier_wait(scratch.partials_full, scratch.phase);
-    scratch.phase ^= 1;
-#pragma unroll 1
-    for (int task = thread; task < dims / kStep * kRows; task += kThreads) {
-      const int r = task % kRows;
-      const int first = task / kRows * kStep;
-      if (first_piece == 0) {
-#pragma unroll
-        for (int i = 0; i < kStep; ++i) acc[i] = 0.0F;
-      }
-      const float* source = scratch.partials + first * kRows + r;
-#pragma unroll 2
-      for (int s = first_piece; s < last_piece; ++s) {
-        const float w = weights[s * kRows + r];
-#pragma unroll
-        for (int i = 0; i < kStep; ++i) acc[i] = fmaf(w, source[i * kRows], acc[i]);
-        source += dims * kRows;
-      }
-      if (last_piece < num_pieces || r >= cut.num_rows) continue;
-#pragma unroll
-      for (int i = 0; i < kStep; ++i) acc[i] *= factor[r];
-      store_eight(p, row_offset(p.out_stride, cut.token[r], cut.head[r]) + dim + first, acc);
+  const CutResult<T::kRows>& cut = cuts[which];
+  uint32_t* progress = p.progress + cut.first_cta;
+  const auto num_pieces = static_cast<uint32_t>(cut.num_pieces);
+  if (team.thread == 0) {
+    while (ptx::load_acquire(progress) < num_pieces) {
     }
-    first_piece = last_piece;
-    if (last_piece == num_pieces) {
-      first_piece = 0;
-      dim += chunk;
-    }
-    ptx::named_barrier_sync(kValueBarrier, kThreads);
-    if (thread == 0 && dim < dim_end) {
-      copy_chunk(dim, min(chunk, dim_end - dim), first_piece, min(first_piece + group, num_pieces));
-    }
+    trace(kTraceArrived);
   }
-
-  // The last CTA to finish puts the counters back to zero for the next launch.
-  ptx::named_barrier_sync(kValueBarrier, kThreads);
-  if (thread == 0) {
+  team.sync();
+  merge_result<T>(p, cut, team);
+  // Departures bring the counter back to zero for the next launch. Every thread has read its part.
+  team.sync();
+  if (team.thread == 0) {
     trace(kTraceReduced);
-    const auto others = static_cast<uint32_t>(num_pieces) - 1;
-    if (ptx::atomic_add_acq_rel(p.finished + cut.first_cta, 1) == others) {
-      p.arrived[cut.first_cta] = 0;
-      p.finished[cut.first_cta] = 0;
-    }
+    ptx::increment_release(progress, 2 * num_pieces - 1);
   }
 }
 

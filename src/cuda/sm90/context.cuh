@@ -1,0 +1,128 @@
+// What the roles share: barriers, small arrays, and the waits that every role does.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/sm90/line.cuh"
+#include "cuda/sm90/load.cuh"
+#include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/traits.cuh"
+
+namespace mla::sm90 {
+
+inline constexpr float kSlack = 8.0F;  // log2: P stays below 256
+inline constexpr float kLog2E = 1.44269504088896340736F;
+inline constexpr float kLn2 = 0.69314718055994530942F;
+
+template <class T>
+struct SharedBarriers {
+  uint64_t full[T::kSlots];
+  uint64_t empty[T::kSlots];
+  uint64_t p_full[2];
+  uint64_t p_empty[2];
+  uint64_t piece_full[2];
+  uint64_t piece_empty[2];
+  uint64_t query_full;
+  uint64_t query_empty;
+  uint64_t rows_full;
+  uint64_t stats_full;
+  uint64_t stats_empty;
+};
+
+template <class T>
+struct SmallShared {
+  Stats<T::kRows> stats;
+  Piece<T::kRows> pieces[2];
+  CutResult<T::kRows> cuts[2];  // of later pieces, and of the first piece of a result
+};
+
+template <class T>
+struct Context {
+  const KernelParams& p;
+  SharedBarriers<T>& barriers;
+  SmallShared<T>& small;
+  char* shared;
+  int warp, lane;  // in the warpgroup
+
+  __device__ uint32_t ring() const { return ptx::smem_address(shared); }
+  __device__ uint32_t query() const { return ptx::smem_address(shared + T::kQueryOffset); }
+  __device__ uint32_t probabilities(int b) const {
+    return ptx::smem_address(shared + T::kProbabilityOffset + b * T::kProbabilityBytes);
+  }
+  /// Waits for piece number `count` of this CTA.
+  __device__ const Piece<T::kRows>& wait_piece(uint32_t count) const {
+    ptx::mbarrier_wait(ptx::smem_address(&barriers.piece_full[count & 1]), count >> 1 & 1);
+    return small.pieces[count & 1];
+  }
+  __device__ void release_piece(uint32_t count) const {
+    ptx::mbarrier_arrive(ptx::smem_address(&barriers.piece_empty[count & 1]));
+  }
+  /// Chunk i of the group in a slot.
+  __device__ uint32_t chunk(const RingCursor<T::kSlots>& cursor, int i) const {
+    return ring() + cursor.slot * T::kSlotBytes + i * T::kChunkBytes;
+  }
+  /// Waits for the bytes of a slot.
+  __device__ void wait_full(const RingCursor<T::kSlots>& cursor) const {
+    ptx::mbarrier_wait(ptx::smem_address(barriers.full) + cursor.slot * 8, cursor.phase);
+  }
+  __device__ void release(const RingCursor<T::kSlots>& cursor) const {
+    ptx::mbarrier_arrive(ptx::smem_address(barriers.empty) + cursor.slot * 8);
+  }
+};
+
+__device__ __forceinline__ float scale_of(float value, const float* pointer) {
+  return pointer != nullptr ? __ldg(pointer) : value;
+}
+
+template <class Element>
+__device__ __forceinline__ uint32_t pack(float a, float b);
+template <>
+__device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float a, float b) {
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
+  return r;
+}
+template <>
+__device__ __forceinline__ uint32_t pack<__half>(float a, float b) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
+  return r;
+}
+
+/// Zeroes the value rows of keys that nobody may own, so that 0 * NaN cannot happen. The 128
+/// threads of the score warpgroup.
+template <class T>
+__device__ __forceinline__ void clear_unowned(const Context<T>& c, const Piece<T::kRows>& piece,
+                                              int first_key, RingCursor<T::kSlots> tile) {
+  const int owned_begin = max(piece.key_begin - first_key, 0);
+  const int owned_end = min(piece.key_end - first_key, kTileKeys);
+  const int num_clear = owned_begin + kTileKeys - owned_end;
+#pragma unroll 1
+  for (int chunk = 0; chunk < T::kLatentChunks; ++chunk) {
+    char* slot = c.shared + tile.ahead(chunk / T::kGroupChunks).slot * T::kSlotBytes +
+                 chunk % T::kGroupChunks * T::kChunkBytes;
+#pragma unroll 1
+    for (int idx = c.warp * 32 + c.lane; idx < num_clear * 8; idx += 128) {
+      const int i = idx / 8;
+      const int key = i < owned_begin ? i : owned_end + i - owned_begin;
+      *reinterpret_cast<uint4*>(slot + key * 128 + idx % 8 * 16) = uint4{0, 0, 0, 0};
+    }
+  }
+  ptx::fence_proxy_async();
+}
+
+/// Soft cap and ALiBi of one score, and any scale that is not positive: the result is in log2
+/// units.
+__device__ __forceinline__ float transform_score(const KernelParams& p, float x, float scale,
+                                                 float slope, int distance) {
+  x *= scale;
+  if (p.logits_soft_cap > 0) {
+    // cap * tanh(x / cap), tanh(y) = 1 - 2 / (exp(2 y) + 1)
+    const float e = ptx::exp2_approx(2.0F * kLog2E * x / p.logits_soft_cap);
+    x = p.logits_soft_cap * (1.0F - 2.0F / (e + 1.0F));
+  }
+  return x * kLog2E + slope * static_cast<float>(distance);
+}
+
+}  // namespace mla::sm90
