@@ -145,7 +145,9 @@ struct Chunk {
 
   /// Index of the first listed key that is not below absolute key `key`.
   int index_of(std::int64_t key) const noexcept {
-    return std::clamp(tile->index_of(key) - first, 0, count);
+    if (key <= begin) return 0;
+    if (key >= begin + kKeyChunk) return count;
+    return tile->index_of(key) - first;
   }
   /// Listed key k's place in the chunk.
   int position(int k) const noexcept {
@@ -182,25 +184,46 @@ struct Products {
   FewVec high[kRows][kKeys];
 };
 
-/// Lines [0, first_half_lines) of a key are fetched while products are formed, the rest while
-/// output is.
 template <class Coding>
 inline constexpr std::int64_t kUnitsPerLine = std::max(1, 64 / Coding::kUnitBytes);
 
+/// Units of two lines: while products pass over them, one line of each key ahead is fetched.
 template <class Coding>
-HWY_INLINE std::int64_t first_half_lines(std::int64_t num_units) {
-  const std::int64_t units = 2 * kUnitsPerLine<Coding>;
-  return (num_units + units - 1) / units;
+inline constexpr std::int64_t kUnitsPerFetch = 2 * kUnitsPerLine<Coding>;
+
+/// Adds unit u of all pairs.
+template <class Coding, int kRows, int kKeys>
+HWY_INLINE void add_unit(const float* HWY_RESTRICT queries, std::int64_t query_stride,
+                         const std::byte* const* keys, std::int64_t u,
+                         Products<kRows, kKeys>* sums) {
+  const Few d;
+  FewVec query[kRows][2];
+  MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+    const float* q = queries + u * kUnit + r * query_stride;
+    query[r][0] = hn::Load(d, q);
+    query[r][1] = hn::Load(d, q + kFewLanes);
+    if (kKeys > 1) {
+      query[r][0] = held(query[r][0]);
+      query[r][1] = held(query[r][1]);
+    }
+  }
+  MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+    const Unit x = Coding::load(keys[k], u);
+    MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+      sums->low[r][k] = hn::MulAdd(query[r][0], x.low, sums->low[r][k]);
+      sums->high[r][k] = hn::MulAdd(query[r][1], x.high, sums->high[r][k]);
+    }
+  }
 }
 
 /// Adds the products over units [begin, end). On the way, each line of the keys kKeysNear further
-/// on is fetched into the L1 and the first half of the keys `ahead` into the L2, where many misses
-/// in flight do not hold up the loads of this chunk.
+/// on is fetched into the L1 and half of the keys `ahead` into the L2, where many misses in flight
+/// do not hold up the loads of this chunk.
 template <class Coding, int kRows, int kKeys>
 HWY_INLINE void add_products(const float* HWY_RESTRICT queries, std::int64_t query_stride,
                              const std::byte* const* keys, const std::byte* const* ahead,
                              std::int64_t begin, std::int64_t end, Products<kRows, kKeys>* sums) {
-  const Few d;
+  constexpr std::int64_t kPerLine = kUnitsPerLine<Coding>;
   const std::byte* key[kKeys];
   const std::byte* near[kKeys];
   const std::byte* far[kKeys];
@@ -209,36 +232,23 @@ HWY_INLINE void add_products(const float* HWY_RESTRICT queries, std::int64_t que
     near[k] = keys[k + kKeysNear];
     far[k] = ahead[k];
   }
-  constexpr std::int64_t kPerLine = kUnitsPerLine<Coding>;
-  for (std::int64_t u = begin; u < end; ++u) {
-    if (!kStaged<Coding> && u % kPerLine == 0) {
-      MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-        __builtin_prefetch(near[k] + u / kPerLine * 64, 0, 3);
-      }
-      if (u % (2 * kPerLine) == 0) {
+  std::int64_t u = begin;
+  for (; u + 2 * kPerLine <= end; u += 2 * kPerLine) {
+    MLA_UNROLL for (int half = 0; half < 2; ++half) {
+      if constexpr (!kStaged<Coding>) {
         MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-          __builtin_prefetch(far[k] + u / (2 * kPerLine) * 64, 0, 2);
+          __builtin_prefetch(near[k] + (u / kPerLine + half) * 64, 0, 3);
+        }
+        MLA_UNROLL for (int k = 0; k < kKeys && half == 0; ++k) {
+          __builtin_prefetch(far[k] + u / kUnitsPerFetch<Coding> * 64, 0, 2);
         }
       }
-    }
-    FewVec query[kRows][2];
-    MLA_UNROLL for (int r = 0; r < kRows; ++r) {
-      const float* q = queries + u * kUnit + r * query_stride;
-      query[r][0] = hn::Load(d, q);
-      query[r][1] = hn::Load(d, q + kFewLanes);
-      if (kKeys > 1) {
-        query[r][0] = held(query[r][0]);
-        query[r][1] = held(query[r][1]);
-      }
-    }
-    MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-      const Unit x = Coding::load(key[k], u);
-      MLA_UNROLL for (int r = 0; r < kRows; ++r) {
-        sums->low[r][k] = hn::MulAdd(query[r][0], x.low, sums->low[r][k]);
-        sums->high[r][k] = hn::MulAdd(query[r][1], x.high, sums->high[r][k]);
+      MLA_UNROLL for (int i = 0; i < kPerLine; ++i) {
+        add_unit<Coding>(queries, query_stride, key, u + half * kPerLine + i, sums);
       }
     }
   }
+  for (; u < end; ++u) add_unit<Coding>(queries, query_stride, key, u, sums);
 }
 
 /// Units that one partial sum covers: all of them, but with one lane its chain would be long.
@@ -424,7 +434,7 @@ HWY_INLINE void rows_step(const CallView& call, const SplitJob& job, const Score
                                            products + b * kKeys);
     }
     if (!outputs) continue;
-    const std::int64_t half = first_half_lines<Coding>(head_dim / kUnit);
+    const std::int64_t half = head_dim / kUnit / kUnitsPerFetch<Coding>;  // products fetched these
     const Fetch fetch{ahead, half, fetches && now.count > 0 ? (token_bytes(call) + 63) / 64 : half};
     const bool is_last = b + 1 == kNumBlocks;
     block_output<Coding, kRows, kUnits, kKeys>(
