@@ -3,8 +3,13 @@
 //
 // Per absolute chunk of 8 keys: dot products of a few (row, key) pairs at once, softmax over the 8
 // positions, then output += p_k c_k with a piece of the output in registers; the second reading of
-// the chunk hits the L1. Lines of later chunks are prefetched a few at a time all along. A key's
-// position in its chunk fixes the order of every sum, so a row's bits depend on its own keys alone.
+// the chunk hits the L1. Products of a chunk take turns with output of the one before: softmax is
+// off the critical path, and keys are fetched evenly. A key's position in its chunk fixes the order
+// of every sum, so a row's bits depend on its own keys alone.
+//
+// Memory decides how keys are fetched: the next tile as kStreams ascending streams, a few lines at
+// a time, because a miss buffer that is full drops what it is asked for; and a key's lines once
+// more shortly before their use, for those that were dropped.
 //
 // The 8-bit formats cost more to decode than to read: their chunks are decoded to f32 once instead.
 //
@@ -42,8 +47,9 @@ inline constexpr int kFewLanes = static_cast<int>(hn::MaxLanes(Few()));
 inline constexpr int kUnit = 2 * kFewLanes;
 static_assert(kBlock % kUnit == 0);
 
-/// A key tile is fetched while the one before it is in work, as this many ascending streams that
-/// lie far apart: one core's demand for a single stream does not fill the memory's latency.
+/// A tile is fetched while the one before it is in work, as this many ascending streams that lie
+/// pages of memory apart. The hardware's prefetcher runs ahead of each; ahead of one alone, or of
+/// neighbouring keys, it does not cover the memory's latency.
 inline constexpr int kStreams = 4;
 inline constexpr int kStreamKeys = kKeyTile / kStreams;
 static_assert(kKeyTile % kStreams == 0 && kKeyChunk % kStreams == 0);
@@ -184,6 +190,7 @@ struct Products {
   FewVec high[kRows][kKeys];
 };
 
+/// Units of a cache line.
 template <class Coding>
 inline constexpr std::int64_t kUnitsPerLine = std::max(1, 64 / Coding::kUnitBytes);
 
@@ -233,19 +240,19 @@ HWY_INLINE void add_products(const float* HWY_RESTRICT queries, std::int64_t que
     far[k] = ahead[k];
   }
   std::int64_t u = begin;
-  for (; u + 2 * kPerLine <= end; u += 2 * kPerLine) {
-    MLA_UNROLL for (int half = 0; half < 2; ++half) {
-      if constexpr (!kStaged<Coding>) {
+  for (; u + kUnitsPerFetch<Coding> <= end; u += kUnitsPerFetch<Coding>) {
+    if constexpr (!kStaged<Coding>) {
+      MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+        __builtin_prefetch(far[k] + u / kUnitsPerFetch<Coding> * 64, 0, 2);
+      }
+    }
+    MLA_UNROLL for (int i = 0; i < kUnitsPerFetch<Coding>; ++i) {
+      if (!kStaged<Coding> && i % kPerLine == 0) {
         MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-          __builtin_prefetch(near[k] + (u / kPerLine + half) * 64, 0, 3);
-        }
-        MLA_UNROLL for (int k = 0; k < kKeys && half == 0; ++k) {
-          __builtin_prefetch(far[k] + u / kUnitsPerFetch<Coding> * 64, 0, 2);
+          __builtin_prefetch(near[k] + (u + i) / kPerLine * 64, 0, 3);
         }
       }
-      MLA_UNROLL for (int i = 0; i < kPerLine; ++i) {
-        add_unit<Coding>(queries, query_stride, key, u + half * kPerLine + i, sums);
-      }
+      add_unit<Coding>(queries, query_stride, key, u + i, sums);
     }
   }
   for (; u < end; ++u) add_unit<Coding>(queries, query_stride, key, u, sums);
