@@ -78,9 +78,9 @@ HWY_INLINE hn::Vec<BlockU16> e4m3_as_f16(const std::byte* source) {
   const auto code = hn::PromoteTo(du16, load_bytes(du8, source));
   const auto spread = hn::ShiftRight<1>(hn::BitCast(di16, hn::ShiftLeft<8>(code)));
   const auto half = hn::And(hn::BitCast(du16, spread), hn::Set(du16, std::uint16_t{0xBFFF}));
-  const auto magnitude = hn::And(half, hn::Set(du16, std::uint16_t{0x3F80}));
-  const auto is_nan = hn::Eq(magnitude, hn::Set(du16, std::uint16_t{0x3F80}));
-  return hn::IfThenElse(is_nan, hn::Or(half, hn::Set(du16, std::uint16_t{0x7E00})), half);
+  const auto all_ones = hn::Set(du16, std::uint16_t{0x7F});
+  const auto is_nan = hn::Eq(hn::And(code, all_ones), all_ones);
+  return hn::Or(half, hn::IfThenElseZero(is_nan, hn::Set(du16, std::uint16_t{0x7E00})));
 }
 
 HWY_INLINE void e4m3_block(const std::byte* source, float scale, float* HWY_RESTRICT out) {

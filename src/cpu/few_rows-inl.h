@@ -3,8 +3,13 @@
 //
 // Per absolute chunk of 8 keys: dot products of a few (row, key) pairs at once, softmax over the 8
 // positions, then output += p_k c_k with a piece of the output in registers; the second reading of
-// the chunk hits the L1. Lines of later chunks are prefetched a few at a time all along. A key's
-// position in its chunk fixes the order of every sum, so a row's bits depend on its own keys alone.
+// the chunk hits the L1. Products of a chunk take turns with output of the one before: softmax is
+// off the critical path, and keys are fetched evenly. A key's position in its chunk fixes the order
+// of every sum, so a row's bits depend on its own keys alone.
+//
+// Memory decides how keys are fetched: the next tile as kStreams ascending streams, a few lines at
+// a time, because a miss buffer that is full drops what it is asked for; and a key's lines once
+// more shortly before their use, for those that were dropped.
 //
 // The 8-bit formats cost more to decode than to read: their chunks are decoded to f32 once instead.
 //
@@ -42,13 +47,29 @@ inline constexpr int kFewLanes = static_cast<int>(hn::MaxLanes(Few()));
 inline constexpr int kUnit = 2 * kFewLanes;
 static_assert(kBlock % kUnit == 0);
 
-/// Chunks that are resolved, and prefetched, ahead of the one in work.
-inline constexpr int kChunksAhead = 3;
+/// A tile is fetched while the one before it is in work, as this many ascending streams that lie
+/// pages of memory apart. The hardware's prefetcher runs ahead of each; ahead of one alone, or of
+/// neighbouring keys, it does not cover the memory's latency.
+inline constexpr int kStreams = 4;
+inline constexpr int kStreamKeys = kKeyTile / kStreams;
+static_assert(kKeyTile % kStreams == 0 && kKeyChunk % kStreams == 0);
+
+/// Keys beyond a chunk that are fetched into the L1 meanwhile.
+inline constexpr int kKeysNear = 4;
 
 struct Unit {
   FewVec low;
   FewVec high;
 };
+
+/// Keeps a vector in its register: a compiler that folds the load into each use issues it anew.
+template <class V>
+HWY_INLINE V held(V v) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  asm("" : "+x"(v.raw));
+#endif
+  return v;
+}
 
 // How unit u of a token's values is read.
 struct Bf16Coding {
@@ -57,7 +78,7 @@ struct Bf16Coding {
   static HWY_INLINE Unit load(const std::byte* token, std::int64_t u) {
     const Few d;
     const hn::RebindToUnsigned<Few> du32;
-    const auto pairs = load_bytes(du32, token + u * kUnitBytes);
+    const auto pairs = held(load_bytes(du32, token + u * kUnitBytes));
     return {hn::BitCast(d, hn::ShiftLeft<16>(pairs)),
             hn::BitCast(d, hn::And(pairs, hn::Set(du32, 0xFFFF0000U)))};
   }
@@ -87,23 +108,76 @@ struct F32Coding {
 template <class Coding>
 inline constexpr bool kStaged = std::is_same_v<Coding, F32Coding>;
 
+/// A tile with the keys to fetch while it is in work. Products are formed and keys fetched in
+/// whole chunks: places past a list's end repeat a key that is at hand.
+struct FewTile {
+  KeyTile keys;
+  const std::byte* address[kKeyTile + kKeyChunk + kKeysNear];  ///< its keys and those that follow
+  const std::byte* ahead[kKeyTile];  ///< keys of the next tile, streams innermost
+
+  /// Sets the addresses of a tile with keys; `next` is the tile after it.
+  void place(const KeyTile& next) noexcept {
+    const std::byte* at_hand = keys.address[0];
+    const int near = std::min(next.count, kKeysNear);
+    const std::byte** end = std::copy_n(keys.address, keys.count, address);
+    end = std::copy_n(next.address, near, end);
+    std::fill(end, address + kKeyTile + kKeyChunk + kKeysNear, at_hand);
+    for (int k = 0; k < kStreamKeys; ++k) {
+      for (int s = 0; s < kStreams; ++s) {
+        const int at = s * kStreamKeys + k;
+        ahead[k * kStreams + s] = at < next.count ? next.address[at] : at_hand;
+      }
+    }
+  }
+};
+
+/// The keys of one absolute chunk of a tile.
+struct Chunk {
+  const KeyTile* tile = nullptr;
+  std::int64_t begin = 0;                     ///< absolute key of position 0
+  int first = 0;                              ///< index of address[0] in the tile's list
+  int count = 0;                              ///< listed keys
+  const std::byte* const* address = nullptr;  ///< [8 + kKeysNear], `count` of its own
+  const std::byte* const* ahead = nullptr;    ///< [8]
+
+  Chunk() noexcept = default;
+  Chunk(const FewTile& of, int c) noexcept
+      : tile(&of.keys),
+        begin(of.keys.begin + c * kKeyChunk),
+        first(of.keys.rank[c * kKeyChunk]),
+        count(of.keys.rank[(c + 1) * kKeyChunk] - first),
+        address(of.address + first),
+        ahead(of.ahead + c * kKeyChunk) {}
+
+  /// Index of the first listed key that is not below absolute key `key`.
+  int index_of(std::int64_t key) const noexcept {
+    if (key <= begin) return 0;
+    if (key >= begin + kKeyChunk) return count;
+    return tile->index_of(key) - first;
+  }
+  /// Listed key k's place in the chunk.
+  int position(int k) const noexcept {
+    return static_cast<int>(tile->begin - begin) + tile->offset[first + k];
+  }
+};
+
 /// State of a split in scratch.
 struct FewRowsState {
-  float* queries;  // [rows][D] in unit order
-  float* output;   // [rows][L] in unit order
-  float* staging;  // [D] one decoded query
-  float* chunk;    // [8][D + 16] f32 keys of a staged format
-  float* weights;  // [rows][8] products, then weights, by list index
-  float* maximum;  // [rows]
-  float* sum;      // [rows]
-  float* rescale;  // [rows]
+  float* queries;     // [rows][D] in unit order
+  float* output;      // [rows][L] in unit order
+  float* staging;     // [D] one decoded query
+  float* chunk;       // [8][D + 16] f32 keys of a staged format
+  float* weights[2];  // [rows][8] products, then weights, by list index; of even and odd chunks
+  float* maximum;     // [rows]
+  float* sum;         // [rows]
+  float* rescale;     // [rows]
 
   FewRowsState(std::int64_t rank, std::int64_t rope, ScratchCarver* carver)
       : queries(carver->floats(kMaxRows * (rank + rope))),
         output(carver->floats(kMaxRows * rank)),
         staging(carver->floats(rank + rope)),
         chunk(carver->floats(kKeyChunk * (rank + rope + kBlock))),
-        weights(carver->floats(kMaxRows * kKeyChunk)),
+        weights{carver->floats(kMaxRows * kKeyChunk), carver->floats(kMaxRows * kKeyChunk)},
         maximum(carver->floats(kMaxRows)),
         sum(carver->floats(kMaxRows)),
         rescale(carver->floats(kMaxRows)) {}
@@ -116,68 +190,99 @@ struct Products {
   FewVec high[kRows][kKeys];
 };
 
-/// Adds the products over units [begin, end), and prefetches the same units of the tokens ahead.
+/// Units of a cache line.
+template <class Coding>
+inline constexpr std::int64_t kUnitsPerLine = std::max(1, 64 / Coding::kUnitBytes);
+
+/// Units of two lines: while products pass over them, one line of each key ahead is fetched.
+template <class Coding>
+inline constexpr std::int64_t kUnitsPerFetch = 2 * kUnitsPerLine<Coding>;
+
+/// Adds unit u of all pairs.
+template <class Coding, int kRows, int kKeys>
+HWY_INLINE void add_unit(const float* HWY_RESTRICT queries, std::int64_t query_stride,
+                         const std::byte* const* keys, std::int64_t u,
+                         Products<kRows, kKeys>* sums) {
+  const Few d;
+  FewVec query[kRows][2];
+  MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+    const float* q = queries + u * kUnit + r * query_stride;
+    query[r][0] = hn::Load(d, q);
+    query[r][1] = hn::Load(d, q + kFewLanes);
+    if (kKeys > 1) {
+      query[r][0] = held(query[r][0]);
+      query[r][1] = held(query[r][1]);
+    }
+  }
+  MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+    const Unit x = Coding::load(keys[k], u);
+    MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+      sums->low[r][k] = hn::MulAdd(query[r][0], x.low, sums->low[r][k]);
+      sums->high[r][k] = hn::MulAdd(query[r][1], x.high, sums->high[r][k]);
+    }
+  }
+}
+
+/// Adds the products over units [begin, end). On the way, each line of the keys kKeysNear further
+/// on is fetched into the L1 and half of the keys `ahead` into the L2, where many misses in flight
+/// do not hold up the loads of this chunk.
 template <class Coding, int kRows, int kKeys>
 HWY_INLINE void add_products(const float* HWY_RESTRICT queries, std::int64_t query_stride,
                              const std::byte* const* keys, const std::byte* const* ahead,
                              std::int64_t begin, std::int64_t end, Products<kRows, kKeys>* sums) {
-  const Few d;
-  constexpr std::int64_t kUnitsPerLine = std::max(1, 64 / Coding::kUnitBytes);
-  const std::byte* token[kKeys];
-  const std::byte* token_ahead[kKeys];
+  constexpr std::int64_t kPerLine = kUnitsPerLine<Coding>;
+  const std::byte* key[kKeys];
+  const std::byte* near[kKeys];
+  const std::byte* far[kKeys];
   MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-    token[k] = keys[k];
-    token_ahead[k] = ahead[k];
+    key[k] = keys[k];
+    near[k] = keys[k + kKeysNear];
+    far[k] = ahead[k];
   }
-  for (std::int64_t line = begin; line < end; line += kUnitsPerLine) {
+  std::int64_t u = begin;
+  for (; u + kUnitsPerFetch<Coding> <= end; u += kUnitsPerFetch<Coding>) {
     if constexpr (!kStaged<Coding>) {
-      // Into the L2: many L1 misses in flight would hold up the loads of this chunk.
       MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-        __builtin_prefetch(token_ahead[k] + line * Coding::kUnitBytes, 0, 2);
+        __builtin_prefetch(far[k] + u / kUnitsPerFetch<Coding> * 64, 0, 2);
       }
     }
-    const std::int64_t line_end = std::min(line + kUnitsPerLine, end);
-    for (std::int64_t u = line; u < line_end; ++u) {
-      const float* query = queries + u * kUnit;
-      MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-        const Unit x = Coding::load(token[k], u);
-        MLA_UNROLL for (int r = 0; r < kRows; ++r) {
-          const float* q = query + r * query_stride;
-          sums->low[r][k] = hn::MulAdd(hn::Load(d, q), x.low, sums->low[r][k]);
-          sums->high[r][k] = hn::MulAdd(hn::Load(d, q + kFewLanes), x.high, sums->high[r][k]);
+    MLA_UNROLL for (int i = 0; i < kUnitsPerFetch<Coding>; ++i) {
+      if (!kStaged<Coding> && i % kPerLine == 0) {
+        MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+          __builtin_prefetch(near[k] + (u + i) / kPerLine * 64, 0, 3);
         }
       }
+      add_unit<Coding>(queries, query_stride, key, u + i, sums);
     }
   }
+  for (; u < end; ++u) add_unit<Coding>(queries, query_stride, key, u, sums);
 }
 
 /// Units that one partial sum covers: all of them, but with one lane its chain would be long.
 inline constexpr std::int64_t kSliceUnits = kFewLanes > 1 ? 1 << 30 : 32;
 
-/// products[row * 8 + k] of kRows rows and the 8 keys of the list, kKeys at a time.
+/// products[row * 8 + k] of kRows rows and kKeys keys.
 template <class Coding, int kRows, int kKeys>
-HWY_NOINLINE void chunk_products(const float* HWY_RESTRICT queries, const KeyTile& keys,
-                                 const KeyTile& ahead, std::int64_t head_dim,
+HWY_NOINLINE void block_products(const float* HWY_RESTRICT queries, const std::byte* const* keys,
+                                 const std::byte* const* ahead, std::int64_t head_dim,
                                  float* HWY_RESTRICT products) {
   const Few d;
   const std::int64_t num_units = head_dim / kUnit;
-  for (int first = 0; first < kKeyChunk; first += kKeys) {
-    for (std::int64_t begin = 0; begin < num_units; begin += kSliceUnits) {
-      Products<kRows, kKeys> sums;
-      MLA_UNROLL for (int r = 0; r < kRows; ++r) {
-        MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-          sums.low[r][k] = hn::Zero(d);
-          sums.high[r][k] = hn::Zero(d);
-        }
+  for (std::int64_t begin = 0; begin < num_units; begin += kSliceUnits) {
+    Products<kRows, kKeys> sums;
+    MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+      MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+        sums.low[r][k] = hn::Zero(d);
+        sums.high[r][k] = hn::Zero(d);
       }
-      add_products<Coding>(queries, head_dim, keys.address + first, ahead.address + first, begin,
-                           std::min(begin + kSliceUnits, num_units), &sums);
-      MLA_UNROLL for (int r = 0; r < kRows; ++r) {
-        MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
-          const auto sum = hn::SumOfLanes(d, hn::Add(sums.low[r][k], sums.high[r][k]));
-          float* product = products + r * kKeyChunk + first + k;
-          *product = begin == 0 ? hn::GetLane(sum) : *product + hn::GetLane(sum);
-        }
+    }
+    add_products<Coding>(queries, head_dim, keys, ahead, begin,
+                         std::min(begin + kSliceUnits, num_units), &sums);
+    MLA_UNROLL for (int r = 0; r < kRows; ++r) {
+      MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+        const auto sum = hn::SumOfLanes(d, hn::Add(sums.low[r][k], sums.high[r][k]));
+        float* product = products + r * kKeyChunk + k;
+        *product = begin == 0 ? hn::GetLane(sum) : *product + hn::GetLane(sum);
       }
     }
   }
@@ -215,29 +320,44 @@ HWY_INLINE void add_output(const std::byte* const* keys, std::int64_t unit,
   }
 }
 
-template <class Coding, int kRows, int kUnits>
-HWY_NOINLINE void chunk_output(const std::byte* const* keys, const float* weights, int first,
-                               int last, const float* rescale, std::int64_t rank, float* output) {
-  const std::int64_t num_units = rank / kUnit;
-  std::int64_t u = 0;
-  for (; u + kUnits <= num_units; u += kUnits) {
+/// Which lines of kKeys keys to fetch while output is formed: the second half, or none.
+struct Fetch {
+  const std::byte* const* ahead;
+  std::int64_t line;
+  std::int64_t num_lines;
+};
+
+/// Units [begin, end) of output of kRows rows, a multiple of kUnits from the start of the row.
+template <class Coding, int kRows, int kUnits, int kKeys>
+HWY_NOINLINE void block_output(const std::byte* const* keys, const Fetch& fetch, std::int64_t begin,
+                               std::int64_t end, const float* weights, int first, int last,
+                               const float* rescale, std::int64_t rank, float* output) {
+  const std::int64_t lines = fetch.num_lines - fetch.line;
+  std::int64_t fetched = 0;
+  std::int64_t u = begin;
+  for (; u + kUnits <= end; u += kUnits) {
+    for (; fetched * (end - begin) < lines * (u + kUnits - begin); ++fetched) {
+      MLA_UNROLL for (int k = 0; k < kKeys; ++k) {
+        __builtin_prefetch(fetch.ahead[k] + (fetch.line + fetched) * 64, 0, 2);
+      }
+    }
     add_output<Coding, kRows, kUnits>(keys, u, weights, first, last, rescale, rank, output);
   }
-  for (; u < num_units; ++u) {
+  for (; u < end; ++u) {
     add_output<Coding, kRows, 1>(keys, u, weights, first, last, rescale, rank, output);
   }
 }
 
 /// Products of one row by chunk position to base-2 scores; positions without a visible key to -inf.
 HWY_NOINLINE void chunk_modify(const CallView& call, const ScoreRule& rule, const SplitRow& row,
-                               const KeyTile& keys, int first, int last, float* score) {
+                               const Chunk& chunk, int first, int last, float* score) {
   const hn::CappedTag<float, 1> d1;
   for (int k = first; k < last; ++k) {
-    const int at = keys.offset[k];
+    const int at = chunk.position(k);
     auto s = hn::Set(d1, score[at]);
     if (rule.cap_log2 != 0.0F) s = hn::Mul(hn::Set(d1, rule.cap_log2), hn::Tanh(d1, s));
     if (rule.uses_alibi) {
-      const std::int64_t distance = global_position(call.cp, keys.begin + at) - row.position;
+      const std::int64_t distance = global_position(call.cp, chunk.begin + at) - row.position;
       s = hn::MulAdd(hn::Set(d1, row.alibi_slope * kLog2E),
                      hn::Set(d1, static_cast<float>(distance)), s);
     }
@@ -247,7 +367,7 @@ HWY_NOINLINE void chunk_modify(const CallView& call, const ScoreRule& rule, cons
 
 /// Softmax of one row over the chunk. `products` [8] by list index becomes weights by list index.
 HWY_NOINLINE void chunk_softmax(const CallView& call, const ScoreRule& rule, const SplitRow& row,
-                                const KeyTile& keys, int first, int last, float* products,
+                                const Chunk& chunk, int first, int last, float* products,
                                 float* maximum, float* sum, float* rescale) {
   const Few d;
   HWY_ALIGN float placed[kKeyChunk];
@@ -255,9 +375,9 @@ HWY_NOINLINE void chunk_softmax(const CallView& call, const ScoreRule& rule, con
   float* score = whole ? products : placed;
   if (!whole) {
     std::fill(placed, placed + kKeyChunk, kMinusInf);
-    for (int k = first; k < last; ++k) placed[keys.offset[k]] = products[k];
+    for (int k = first; k < last; ++k) placed[chunk.position(k)] = products[k];
   }
-  if (!rule.plain()) chunk_modify(call, rule, row, keys, first, last, score);
+  if (!rule.plain()) chunk_modify(call, rule, row, chunk, first, last, score);
   auto top = hn::Load(d, score);
   for (int i = kFewLanes; i < kKeyChunk; i += kFewLanes) top = hn::Max(top, hn::Load(d, score + i));
   const auto old_max = hn::Set(d, *maximum);
@@ -273,42 +393,93 @@ HWY_NOINLINE void chunk_softmax(const CallView& call, const ScoreRule& rule, con
   *maximum = hn::GetLane(new_max);
   *rescale = hn::GetLane(factor);
   if (!whole) {
-    for (int k = first; k < last; ++k) products[k] = placed[keys.offset[k]];
+    for (int k = first; k < last; ++k) products[k] = placed[chunk.position(k)];
   }
 }
 
-/// One chunk for rows [first_row, first_row + kRows).
-template <class Coding, int kRows>
-HWY_INLINE void rows_chunk(const CallView& call, const SplitJob& job, const ScoreRule& rule,
-                           const KeyTile& keys, const KeyTile& ahead, int first_row,
-                           const FewRowsState& state) {
-  const std::int64_t rank = call.kv_lora_rank;
-  const std::int64_t head_dim = rank + call.qk_rope_head_dim;
-  chunk_products<Coding, kRows, 4 / kRows>(state.queries + first_row * head_dim, keys, ahead,
-                                           head_dim, state.weights + first_row * kKeyChunk);
+/// What a chunk leaves for its rows: keys [first, last) of its list have weights. `same`: the rows
+/// agree on them.
+template <int kRows>
+struct RowKeys {
   int first[kRows];
   int last[kRows];
   bool same = true;
+
+  RowKeys(const SplitJob& job, const Chunk& chunk, int first_row) {
+    for (int r = 0; r < kRows; ++r) {
+      first[r] = chunk.count == 0 ? 0 : chunk.index_of(job.rows[first_row + r].key_begin);
+      last[r] = chunk.count == 0 ? 0 : chunk.index_of(job.rows[first_row + r].key_end);
+      same = same && first[r] == first[0] && last[r] == last[0];
+    }
+  }
+};
+
+/// One step of rows [first_row, first_row + kRows): products and softmax of chunk `now`, output of
+/// the chunk `before` (either may be empty), a block of each in turn.
+template <class Coding, int kRows>
+HWY_INLINE void rows_step(const CallView& call, const SplitJob& job, const ScoreRule& rule,
+                          const Chunk& now, const Chunk& before, int parity, int first_row,
+                          const FewRowsState& state) {
+  constexpr int kKeys = 4 / kRows;
+  constexpr int kUnits = 4 / kRows;
+  constexpr int kNumBlocks = kKeyChunk / kKeys;
+  const std::int64_t rank = call.kv_lora_rank;
+  const std::int64_t head_dim = rank + call.qk_rope_head_dim;
+  const std::int64_t groups = rank / kUnit / kUnits;
+  float* products = state.weights[parity] + first_row * kKeyChunk;
+  const float* weights = state.weights[parity ^ 1] + first_row * kKeyChunk;
+  float* rescale = state.rescale + first_row;
+  float* output = state.output + first_row * rank;
+  const bool fetches = !kStaged<Coding> && first_row == 0;  // once is enough
+  const RowKeys<kRows> old(job, before, first_row);
+  const bool outputs = old.same && old.first[0] < old.last[0];
+  for (int b = 0; b < kNumBlocks; ++b) {
+    const std::byte* const* ahead = (fetches ? now.ahead : now.address) + b * kKeys;
+    if (now.count > 0) {
+      block_products<Coding, kRows, kKeys>(state.queries + first_row * head_dim,
+                                           now.address + b * kKeys, ahead, head_dim,
+                                           products + b * kKeys);
+    }
+    if (!outputs) continue;
+    const std::int64_t half = head_dim / kUnit / kUnitsPerFetch<Coding>;  // products fetched these
+    const Fetch fetch{ahead, half, fetches && now.count > 0 ? (token_bytes(call) + 63) / 64 : half};
+    const bool is_last = b + 1 == kNumBlocks;
+    block_output<Coding, kRows, kUnits, kKeys>(
+        before.address, fetch, groups * b / kNumBlocks * kUnits,
+        is_last ? rank / kUnit : groups * (b + 1) / kNumBlocks * kUnits, weights, old.first[0],
+        old.last[0], rescale, rank, output);
+  }
+  for (int r = 0; r < kRows && !old.same; ++r) {  // each row passes over its own keys only
+    if (old.first[r] >= old.last[r]) continue;
+    block_output<Coding, 1, 4, 1>(before.address, {}, 0, rank / kUnit, weights + r * kKeyChunk,
+                                  old.first[r], old.last[r], rescale + r, rank, output + r * rank);
+  }
+  if (now.count == 0) return;
+  const RowKeys<kRows> seen(job, now, first_row);
   for (int r = 0; r < kRows; ++r) {
     const int row = first_row + r;
-    first[r] = keys.index_of(job.rows[row].key_begin);
-    last[r] = keys.index_of(job.rows[row].key_end);
-    same = same && first[r] == first[0] && last[r] == last[0];
-    if (first[r] >= last[r]) continue;
-    chunk_softmax(call, rule, job.rows[row], keys, first[r], last[r],
-                  state.weights + row * kKeyChunk, state.maximum + row, state.sum + row,
-                  state.rescale + row);
+    if (seen.first[r] >= seen.last[r]) continue;
+    chunk_softmax(call, rule, job.rows[row], now, seen.first[r], seen.last[r],
+                  products + r * kKeyChunk, state.maximum + row, state.sum + row, rescale + r);
   }
-  if (same && first[0] < last[0]) {
-    chunk_output<Coding, kRows, 4 / kRows>(keys.address, state.weights + first_row * kKeyChunk,
-                                           first[0], last[0], state.rescale + first_row, rank,
-                                           state.output + first_row * rank);
-  }
-  for (int r = 0; r < kRows && !same; ++r) {  // each row passes over its own keys only
-    const int row = first_row + r;
-    if (first[r] >= last[r]) continue;
-    chunk_output<Coding, 1, 4>(keys.address, state.weights + row * kKeyChunk, first[r], last[r],
-                               state.rescale + row, rank, state.output + row * rank);
+}
+
+template <class Coding>
+HWY_NOINLINE void chunk_step(const CallView& call, const SplitJob& job, const ScoreRule& rule,
+                             const Chunk& now, const Chunk& before, int parity,
+                             const FewRowsState& state) {
+  const int num_rows = static_cast<int>(job.num_rows);
+  for (int r = 0; r < num_rows;) {
+    if (num_rows - r >= 4) {
+      rows_step<Coding, 4>(call, job, rule, now, before, parity, r, state);
+      r += 4;
+    } else if (num_rows - r >= 2) {
+      rows_step<Coding, 2>(call, job, rule, now, before, parity, r, state);
+      r += 2;
+    } else {
+      rows_step<Coding, 1>(call, job, rule, now, before, parity, r, state);
+      r += 1;
+    }
   }
 }
 
@@ -363,20 +534,20 @@ HWY_NOINLINE void finish_rows(const CallView& call, const SplitJob& job,
   }
 }
 
-/// Replaces the addresses of a list by f32 copies of its keys; a key of the list ahead is
-/// prefetched with each.
-HWY_NOINLINE void stage_chunk(const CallView& call, const KeyTile& ahead, const FewRowsState& state,
-                              KeyTile* keys) {
+/// f32 copies of a chunk's keys to `copies` [8 + kKeysNear]; a key ahead is fetched with each.
+HWY_NOINLINE void stage_chunk(const CallView& call, const FewRowsState& state, const Chunk& chunk,
+                              const std::byte** copies) {
   const std::int64_t head_dim = call.kv_lora_rank + call.qk_rope_head_dim;
   const std::int64_t row_bytes = token_bytes(call);
-  for (int k = 0; k < keys->count; ++k) {
+  for (int k = 0; k < kKeyChunk; ++k) {
     for (std::int64_t at = 0; at < row_bytes; at += 64) {
-      __builtin_prefetch(ahead.address[k] + at, 0, 2);
+      __builtin_prefetch(chunk.ahead[k] + at, 0, 2);
     }
-    float* copy = state.chunk + k * (head_dim + kBlock);
-    decode_token(call.kv_format, keys->address[k], head_dim, copy, kBlock);
-    keys->address[k] = reinterpret_cast<const std::byte*>(copy);
+    float* copy = state.chunk + (k < chunk.count ? k : 0) * (head_dim + kBlock);
+    if (k < chunk.count) decode_token(call.kv_format, chunk.address[k], head_dim, copy, kBlock);
+    copies[k] = reinterpret_cast<const std::byte*>(copy);
   }
+  std::fill_n(copies + kKeyChunk, kKeysNear, copies[0]);
 }
 
 template <class Coding>
@@ -385,35 +556,38 @@ HWY_NOINLINE void run_few_rows_of(const CallView& call, const SplitJob& job, std
   ScratchCarver carver(scratch);
   FewRowsState state(call.kv_lora_rank, call.qk_rope_head_dim, &carver);
   start_rows<Coding>(call, job, rule, &state);
-  const int num_rows = static_cast<int>(job.num_rows);
-  KeyTile ring[kChunksAhead + 1];
-  std::int64_t begin = job.key_begin / kKeyChunk * kKeyChunk;
-  for (int c = 0; c < kChunksAhead; ++c) {
-    collect_keys(call, job, begin + c * kKeyChunk, kKeyChunk, &ring[c]);
-  }
-  for (int c = 0; begin < job.key_end; begin += kKeyChunk, c = (c + 1) % (kChunksAhead + 1)) {
-    KeyTile& keys = ring[c];
-    KeyTile& ahead = ring[(c + kChunksAhead) % (kChunksAhead + 1)];
-    collect_keys(call, job, begin + kChunksAhead * kKeyChunk, kKeyChunk, &ahead);
-    if (keys.count == 0) continue;
-    // Products are formed for 8 keys; those past the list repeat a listed key and are not used.
-    std::fill(ahead.address + ahead.count, ahead.address + kKeyChunk, keys.address[0]);
-    if constexpr (kStaged<Coding>) stage_chunk(call, ahead, state, &keys);
-    std::fill(keys.address + keys.count, keys.address + kKeyChunk, keys.address[0]);
-    for (int r = 0; r < num_rows;) {
-      const KeyTile& fetched = r == 0 ? ahead : keys;  // once is enough
-      if (num_rows - r >= 4) {
-        rows_chunk<Coding, 4>(call, job, rule, keys, fetched, r, state);
-        r += 4;
-      } else if (num_rows - r >= 2) {
-        rows_chunk<Coding, 2>(call, job, rule, keys, fetched, r, state);
-        r += 2;
+  FewTile tiles[3];  // of the chunk before, in work, next
+  const std::byte* copies[kKeyChunk + kKeysNear];
+  Chunk before;
+  int parity = 0;
+  std::int64_t begin = job.key_begin / kKeyTile * kKeyTile;
+  collect_keys(call, job, begin, kKeyTile, &tiles[0].keys);
+  for (int t = 0; begin < job.key_end; begin += kKeyTile, t = (t + 1) % 3) {
+    FewTile& tile = tiles[t];
+    FewTile& next = tiles[(t + 1) % 3];
+    collect_keys(call, job, begin + kKeyTile, kKeyTile, &next.keys);
+    if (tile.keys.count == 0) {  // its place in the ring is taken next
+      chunk_step<Coding>(call, job, rule, Chunk(), before, parity, state);
+      before = Chunk();
+      continue;
+    }
+    tile.place(next.keys);
+    for (int c = 0; c < kKeyTile / kKeyChunk; ++c) {
+      Chunk now(tile, c);
+      if (now.count == 0) continue;
+      if constexpr (kStaged<Coding>) {
+        stage_chunk(call, state, now, copies);
+        now.address = copies;
+        chunk_step<Coding>(call, job, rule, now, Chunk(), parity, state);
+        chunk_step<Coding>(call, job, rule, Chunk(), now, parity ^ 1, state);
       } else {
-        rows_chunk<Coding, 1>(call, job, rule, keys, fetched, r, state);
-        r += 1;
+        chunk_step<Coding>(call, job, rule, now, before, parity, state);
+        before = now;
+        parity ^= 1;
       }
     }
   }
+  chunk_step<Coding>(call, job, rule, Chunk(), before, parity, state);
   finish_rows<Coding>(call, job, state);
 }
 
