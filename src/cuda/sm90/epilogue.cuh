@@ -26,22 +26,34 @@ __device__ __forceinline__ JoinedRow join_sink(const float* sinks, int head, flo
   return join_finite_sink(sink, lse);
 }
 
-/// The end of row r of a piece: writes its lse and returns the factor of its O. `max` in log2
-/// units.
+/// The end of row r of a piece, `max` in log2 units. Of a whole result: writes lse and returns the
+/// factor of O. Of a cut one: O stays as it is, and what the merge needs to know goes along.
 template <class T>
 __device__ __forceinline__ float finish_row(const KernelParams& p, const Piece<T::kRows>& piece,
                                             int r, float max, float sum) {
-  const bool empty = !(sum > 0.0F) && max == -INFINITY;
-  const float lse = empty ? -INFINITY : (max + __log2f(sum)) * kLn2;
-  float factor = empty ? 0.0F : __fdividef(1.0F, sum);
   if (!piece.whole) {
-    __stcg(p.partial_lse + piece.partial_slot * T::kRows + r, r < piece.num_rows ? lse : -INFINITY);
-  } else if (r < piece.num_rows) {
-    const JoinedRow joined = join_sink(p.sinks, piece.row_head[r], lse);
-    factor *= joined.weight * scale_of(p.bmm2_scale, p.bmm2_scale_pointer);
-    if (p.lse != nullptr) p.lse[piece.row_lse[r]] = joined.lse * p.lse_factor;
+    const bool live = r < piece.num_rows;
+    __stcg(p.partial_stats + piece.partial_slot * T::kRows + r,
+           float2{live ? max : -INFINITY, live ? sum : 0.0F});
+    return 0.0F;
   }
-  return factor;
+  if (r >= piece.num_rows) return 0.0F;
+  const bool empty = !(sum > 0.0F) && max == -INFINITY;
+  const JoinedRow joined =
+      join_sink(p.sinks, piece.row_head[r], empty ? -INFINITY : (max + __log2f(sum)) * kLn2);
+  if (p.lse != nullptr) p.lse[piece.row_lse[r]] = joined.lse * p.lse_factor;
+  return empty
+             ? 0.0F
+             : joined.weight * scale_of(p.bmm2_scale, p.bmm2_scale_pointer) * __fdividef(1.0F, sum);
+}
+
+/// After the last store of a partial by the value threads. One thread's release covers what the
+/// barrier, and the scores' barrier before it, have shown to it.
+template <class T>
+__device__ __forceinline__ void announce_partial(const KernelParams& p,
+                                                 const Piece<T::kRows>& piece, int thread) {
+  ptx::named_barrier_sync(kValueBarrier, T::kValueThreads);
+  if (thread == 0) ptx::increment_release(p.progress + piece.first_cta, 2 * piece.num_pieces - 1);
 }
 
 __device__ __noinline__ inline void store_element(const KernelParams& p, int64_t offset,

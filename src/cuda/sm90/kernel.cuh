@@ -2,45 +2,43 @@
 //
 // Grid: one CTA a multiprocessor, launched cooperatively. `group` adjacent CTAs form a worker: they
 // read the same keys for different row blocks, and neighbours' reads merge on the way to L2.
-// line.cuh gives each worker an equal share of all key tiles; reduce.cuh joins the results that
-// were cut.
+// line.cuh gives each worker its part of all key tiles; reduce.cuh joins the results that were cut.
 //
 // Blocks of 16 and 32 query rows run with swapped operands (keys.cuh), so that nothing is padded to
 // 64 on the query side; blocks of 64 rows with query rows as the wgmma's rows (rows.cuh).
 //
-// Roles (warpgroups)      registers              job
-//   0  warp 0: copies     40 (64 rows: 24, 32)   one thread: pages -> ring, in 8 KB chunks of 64
-//   keys x 64 values
-//      warp 1: plan       same                   share of the line, pieces -> piece queue; Q ->
-//      shared memory
-//   1  scores             224 (152)              S, softmax, P -> shared memory; lse
-//   2, 3  values          240 (168, 160)         O; output. 64 rows: two warpgroups share the
-//   latent
+// Roles (warpgroups)   registers   job
+//                      (64 rows)
+//   0  warp 0: copies   64 (40)    one thread: pages -> ring, groups of 64 keys x 3 or more chunks
+//      warp 1: plan     64 (40)    part of the work, pieces -> piece queue; Q -> shared memory
+//   1  scores          208 (152)   S, softmax, P -> shared memory; lse
+//   2, 3  values       232 (160)   O; output. 64 rows: two warpgroups share the latent
 //
 // Timeline of a tile j (b = j mod 2; 64 rows have one P buffer):
-//   copies     wait empty[slot]; copy rope, c0..c7 of tile j+1, j+2, ... as slots come free
-//   scores     wait full[slot] x9 -> QK(j) -> free rope slot -> maximum -> wait p_empty[b] -> P(j)
-//   -> p_full[b] values     wait p_full[b] -> rescale O if the maximum moved -> PV(j), c0..c7 free
-//   one by one -> p_empty[b]
-// so QK(j+1) and its softmax run while PV(j) does, and neither waits for memory while the ring
-// holds.
+//   copies   wait empty[slot]; copy the groups of tile j+1, j+2, ... as slots come free
+//   scores   wait full[slot] of each group -> QK(j) -> maximum -> wait p_empty[b] -> P(j) ->
+//   p_full[b] values   wait p_full[b] -> rescale O if the maximum moved -> PV(j), groups free one
+//   by one ->
+//            p_empty[b]
+// so QK(j+1) and its softmax run while PV(j) does. With more than one row block a worker the tensor
+// cores are the bottleneck, and P(j) is announced late in QK(j+1) (`defer_values`).
 //
-// Barriers                arrives                     waits            phase flips
-//   full[slot]            the copy engine (bytes)     scores, values   per lap of the ring
-//   empty[slot]           4 warps: scores (rope, Q)   copies           per lap of the ring
-//                         or values (latent)
-//   p_full[b]             4 score warps               values           every use of the buffer
-//   p_empty[b]            every value warp            scores           every use of the buffer
-//   piece_full[i]         1: plan                     copies, scores,  every second piece
-//                                                     values
-//   piece_empty[i]        copies, scores, values      plan             every second piece
-//   query_full            1: plan, and Q's bytes      scores           every piece
-//   rows_full             1: plan                     scores           every piece
-//   query_empty           4 score warps               plan             every piece
-//   stats_full            4 score warps               values           every piece
-//   stats_empty           every value warp            scores           every piece
+// Barriers          arrives                          waits                    phase flips
+//   full[slot]      the copy engine (bytes)          scores, values           per lap of the ring
+//   empty[slot]     every value warp (of Q, as many  copies                   per lap of the ring
+//                   lanes of scores)
+//   p_full[b]       4 score warps                    values                   every use of the
+//   buffer p_empty[b]      every value warp                 scores                   every use of
+//   the buffer piece_full[i]   1: plan                          copies, scores, values   every
+//   second piece piece_empty[i]  copies, scores, values           plan                     every
+//   second piece query_full      1: plan, and Q's bytes           scores                   every
+//   piece rows_full       1: plan                          scores                   every piece
+//   query_empty     4 score warps                    plan                     every piece
+//   stats_full      4 score warps                    values                   every piece
+//   stats_empty     every value warp                 scores                   every piece
 //
-// Shared memory (traits.cuh): ring kSlots x 8192 | Q | P | SmallShared.
+// Shared memory (traits.cuh): ring kSlots x kSlotBytes | Q | P | SmallShared. At (512, 64): 8, 7, 7
+// slots of 24 KB for 16, 32, 64 rows.
 #pragma once
 
 #include "cuda/sm90/context.cuh"
@@ -121,25 +119,27 @@ __device__ __forceinline__ void copy_role(const Context<T>& c, const TensorMaps&
   trace(kTraceLastCopy);
 }
 
+/// One warp, side by side.
 template <class T>
-__device__ __forceinline__ void init_barriers(SharedBarriers<T>& barriers) {
-#pragma unroll 1
-  for (int s = 0; s < T::kSlots; ++s) {
-    ptx::mbarrier_init(ptx::smem_address(&barriers.full[s]), 1);
-    ptx::mbarrier_init(ptx::smem_address(&barriers.empty[s]), 4 * T::kValueWarpgroups);
+__device__ __forceinline__ void init_barriers(SharedBarriers<T>& barriers, int lane) {
+  static_assert(T::kSlots <= 32, "a lane for every slot");
+  if (lane < T::kSlots) {
+    ptx::mbarrier_init(ptx::smem_address(&barriers.full[lane]), 1);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.empty[lane]), 4 * T::kValueWarpgroups);
   }
-#pragma unroll 1
-  for (int b = 0; b < 2; ++b) {
-    ptx::mbarrier_init(ptx::smem_address(&barriers.p_full[b]), 4);
-    ptx::mbarrier_init(ptx::smem_address(&barriers.p_empty[b]), 4 * T::kValueWarpgroups);
-    ptx::mbarrier_init(ptx::smem_address(&barriers.piece_full[b]), 1);
-    ptx::mbarrier_init(ptx::smem_address(&barriers.piece_empty[b]), 5 + 4 * T::kValueWarpgroups);
+  if (lane < 2) {
+    ptx::mbarrier_init(ptx::smem_address(&barriers.p_full[lane]), 4);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.p_empty[lane]), 4 * T::kValueWarpgroups);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.piece_full[lane]), 1);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.piece_empty[lane]), 5 + 4 * T::kValueWarpgroups);
   }
-  ptx::mbarrier_init(ptx::smem_address(&barriers.query_full), 1);
-  ptx::mbarrier_init(ptx::smem_address(&barriers.rows_full), 1);
-  ptx::mbarrier_init(ptx::smem_address(&barriers.query_empty), 4);
-  ptx::mbarrier_init(ptx::smem_address(&barriers.stats_full), 4);
-  ptx::mbarrier_init(ptx::smem_address(&barriers.stats_empty), 4 * T::kValueWarpgroups);
+  if (lane == 0) {
+    ptx::mbarrier_init(ptx::smem_address(&barriers.query_full), 1);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.rows_full), 1);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.query_empty), 4);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.stats_full), 4);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.stats_empty), 4 * T::kValueWarpgroups);
+  }
   ptx::fence_mbarrier_init();
   ptx::fence_proxy_async();
 }
@@ -167,11 +167,11 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       plan_role<T>(context, walk, maps);
       return;
     }
-    if (threadIdx.x == 0) {
-      trace(kTraceStart);
-      init_barriers(barriers);
-      small.cuts[0].valid = 0;
-      small.cuts[1].valid = 0;
+    if (warp == 0) {
+      if (context.lane == 0) trace(kTraceStart);
+      init_barriers(barriers, context.lane);
+      if (context.lane < 2) small.cuts[context.lane].valid = 0;
+    } else if (warp == 2 && context.lane == 0) {
       ptx::prefetch_tensor_map(&maps.kv);
       ptx::prefetch_tensor_map(&maps.q_nope);
       ptx::prefetch_tensor_map(&maps.q_pe);

@@ -272,23 +272,21 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
   }
 }
 
-/// A normalised partial: [row][dim] f32.
+/// A partial: [row][dim] f32.
 template <class T>
 __device__ __forceinline__ void store_partial(const Context<T>& c, float* partial,
                                               const float (&o)[T::kValueChunks][T::kRows / 2]) {
-  const Stats<T::kRows>& stats = c.small.stats;
   float* target =
       ptx::opaque(partial + column_of(0, 0, c.lane) * T::kLatent + 16 * c.warp + c.lane / 4);
 #pragma unroll
   for (int j = 0; j < T::kRows / 8; ++j) {
-    const float2 f = *reinterpret_cast<const float2*>(&stats.final_scale[column_of(j, 0, c.lane)]);
 #pragma unroll
     for (int chunk = 0; chunk < T::kValueChunks; ++chunk) {
       float* at = target + 8 * j * T::kLatent + chunk * 64;
-      ptx::store_cg(at, o[chunk][4 * j] * f.x);
-      ptx::store_cg(at + T::kLatent, o[chunk][4 * j + 1] * f.y);
-      ptx::store_cg(at + 8, o[chunk][4 * j + 2] * f.x);
-      ptx::store_cg(at + T::kLatent + 8, o[chunk][4 * j + 3] * f.y);
+      ptx::store_cg(at, o[chunk][4 * j]);
+      ptx::store_cg(at + T::kLatent, o[chunk][4 * j + 1]);
+      ptx::store_cg(at + 8, o[chunk][4 * j + 2]);
+      ptx::store_cg(at + T::kLatent + 8, o[chunk][4 * j + 3]);
     }
   }
 }
@@ -417,15 +415,13 @@ __device__ __forceinline__ void value_role(const Context<T>& c) {
     }
 
     if (thread == 0) trace(kTraceValuesDone);
+    if (!piece.whole) {
+      store_partial(
+          c, p.partial_out + static_cast<int64_t>(piece.partial_slot) * T::kLatent * T::kRows, o);
+    }
     ptx::mbarrier_wait(ptx::smem_address(&c.barriers.stats_full), count & 1);
     if (!piece.whole) {
-      const int slot = piece.partial_slot;
-      store_partial(c, p.partial_out + static_cast<int64_t>(slot) * T::kLatent * T::kRows, o);
-      ptx::named_barrier_sync(kValueBarrier, T::kValueThreads);
-      // One thread's release covers what the barrier, and the scores' barrier before it, have shown
-      // to it.
-      if (thread == 0)
-        ptx::increment_release(p.progress + piece.first_cta, 2 * piece.num_pieces - 1);
+      announce_partial<T>(p, piece, thread);
     } else if (T::kPlain || p.out_vector_stores) {
       store_output(c, piece, o);
     } else {

@@ -252,7 +252,7 @@ KernelParams make_params(const PlanState& state, const DecodeTensors& tensors,
       geometry.group > 1;  // else reading is the bottleneck, and slots must come free early
   p.max_copies_in_flight = kCopiesInFlight;
   p.progress = reinterpret_cast<std::uint32_t*>(workspace + geometry.progress);
-  p.partial_lse = reinterpret_cast<float*>(workspace + geometry.partial_lse);
+  p.partial_stats = reinterpret_cast<float2*>(workspace + geometry.partial_stats);
   p.partial_out = reinterpret_cast<float*>(workspace + geometry.partial_out);
   return p;
 }
@@ -293,8 +293,8 @@ Geometry make_geometry(const DecodeProblem& problem, int num_multiprocessors) no
   const auto ctas = static_cast<std::size_t>(g.num_ctas);
   // Two slots a CTA for pieces of cut results.
   const std::size_t partials = 2 * ctas * static_cast<std::size_t>(g.block_rows);
-  g.partial_lse = round_up(ctas * sizeof(std::uint32_t));
-  g.partial_out = g.partial_lse + round_up(partials * sizeof(float));
+  g.partial_stats = round_up(ctas * sizeof(std::uint32_t));
+  g.partial_out = g.partial_stats + round_up(partials * sizeof(float2));
   g.total = g.partial_out +
             round_up(partials * static_cast<std::size_t>(problem.kv_lora_rank) * sizeof(float));
   return g;

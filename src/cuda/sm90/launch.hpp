@@ -42,7 +42,7 @@ struct Geometry {
 
   // Workspace, byte offsets.
   std::size_t progress = 0;
-  std::size_t partial_lse = 0;
+  std::size_t partial_stats = 0;
   std::size_t partial_out = 0;
   std::size_t total = 0;
 };

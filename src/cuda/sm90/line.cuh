@@ -180,14 +180,14 @@ class PieceWalk {
     total_ = __reduce_add_sync(~0U, cost);
     const int num_results = __reduce_add_sync(~0U, results);
     workers_ = min(p.num_workers, max(1, total_ >> p.min_share_log2));
-    quotient_ = total_ / workers_;
+    quotient_ = ptx::divide(total_, workers_);
     even_tiles_ = 0;
     if (num_results <= p.num_workers && num_results > 0 && p.even_slack >= 0) {
       longest = __reduce_max_sync(~0U, longest);
       // Even parts of at most `tiles` each: nearly the smallest number for which the workers
       // suffice. Where all results are equally long the first guess is right.
-      const int parts = p.num_workers / num_results;
-      int tiles = max((longest + parts - 1) / parts, quotient_ - p.piece_overhead);
+      const int parts = ptx::divide(p.num_workers, num_results);
+      int tiles = max(ptx::divide(longest + parts - 1, parts), quotient_ - p.piece_overhead);
       if (longest * num_results != total_ - num_results * p.piece_overhead)
         tiles = quotient_ - p.piece_overhead;
       tiles = max(tiles, 1 << p.min_share_log2);
@@ -317,8 +317,8 @@ class PieceWalk {
     const int long_shares = remainder_ * (quotient_ + 1);
     const bool among_long = x <= long_shares;
     const int base = among_long ? 0 : long_shares;
-    const auto share = static_cast<unsigned>(quotient_ + (among_long ? 1 : 0));
-    return (among_long ? 0 : remainder_) + static_cast<int>((x - base + share - 1) / share);
+    const int share = quotient_ + (among_long ? 1 : 0);
+    return (among_long ? 0 : remainder_) + ptx::divide(x - base + share - 1, share);
   }
 
   /// What the division needs to know of a request.
@@ -365,7 +365,8 @@ class PieceWalk {
   /// Moves a cut at line position x to the edge of its result where a piece would be too small.
   __device__ int snap(int x, int prefix, int result_cost, int passes) const {
     if (even_tiles_ > 0) return x;
-    const int start = prefix + (passes == 1 ? 0 : (x - prefix) / result_cost * result_cost);
+    const int start =
+        prefix + (passes == 1 ? 0 : ptx::divide(x - prefix, result_cost) * result_cost);
     if (x - start - p_.piece_overhead < p_.min_piece) return start;
     if (start + result_cost - x < p_.min_piece) return start + result_cost;
     return x;
@@ -391,12 +392,22 @@ class PieceWalk {
     int piece_begin = max(from + offset, all_begin);
     int piece_end = max(to + offset, all_begin);
     if (even_tiles_ > 0) {  // part from - start_ of result_cost parts
-      piece_begin = all_begin + (from - start_) * current_.num_tiles / current_.result_cost;
-      piece_end = all_begin + (to - start_) * current_.num_tiles / current_.result_cost;
+      // The same rounding on both sides of a cut.
+      const float step = __fdividef(static_cast<float>(current_.num_tiles),
+                                    static_cast<float>(current_.result_cost));
+      const auto cut = [step](int part) {
+        return static_cast<int>(static_cast<float>(part) * step + 0.5F);
+      };
+      piece_begin = all_begin + cut(from - start_);
+      piece_end = all_begin + cut(to - start_);
     }
     const int tile_begin = max(piece_begin, key_begin / kTileKeys);
     const int tile_end = min(piece_end, (key_end + kTileKeys - 1) / kTileKeys);
     if (lane_ == 0) {
+      if (tile_begin < tile_end) {  // on its way while the piece is written down
+        const int page_idx = p_.page_divisor.divide(tile_begin * kTileKeys);
+        ptx::prefetch_l2(p_.block_table + request_ * p_.block_table_stride + page_idx);
+      }
       piece.valid = 1;
       piece.request = request_;
       piece.num_rows = num_rows_;

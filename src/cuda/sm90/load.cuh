@@ -134,9 +134,9 @@ class TileLoader {
                                              int key_end) {
     const int box_keys = p_.box_keys;
     const int box_bytes = box_keys * 128;
-    const int boxes = kTileKeys / box_keys;
-    const int box_begin = max(key_begin - first_key, 0) / box_keys;
-    const int box_end = min((key_end - first_key + box_keys - 1) / box_keys, boxes);
+    const int shift = 31 - __clz(box_keys);  // a divisor of 64
+    const int box_begin = max(key_begin - first_key, 0) >> shift;
+    const int box_end = min((key_end - first_key + box_keys - 1) >> shift, kTileKeys >> shift);
     // The ids of up to four pages stay in registers for all chunks; more are read again from L1.
     int page[4], offset[4];
 #pragma unroll

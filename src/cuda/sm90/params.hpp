@@ -1,7 +1,9 @@
-// What the host hands to the sm90 kernels, by value. Plain data; compiles without CUDA.
+// What the host hands to the sm90 kernels, by value. Plain data.
 #pragma once
 
 #include <cstdint>
+
+#include <vector_types.h>
 
 #include "core/visibility.hpp"
 
@@ -106,8 +108,8 @@ struct KernelParams {
 
   // Workspace.
   std::uint32_t* progress;  ///< [CTAs], zero between launches: arrivals, then departures
-  float* partial_out;       ///< [2 * CTAs][rows][L] f32
-  float* partial_lse;       ///< [2 * CTAs][N]
+  float* partial_out;       ///< [2 * CTAs][rows][L] f32: sum of exp2(s - maximum) * v
+  float2* partial_stats;    ///< [2 * CTAs][rows]: maximum (log2 units) and sum of exp2(s - maximum)
 };
 
 }  // namespace mla::sm90

@@ -32,14 +32,15 @@ struct MergeSlice {
   int vector;  // of this thread, from its group's first
 };
 
-/// A running merge of four values of one row: sum of exp(lse - max) * o, and of the weights.
+/// A running merge of four values of one row: sum of exp2(m_s - max) * o_s over pieces s, and of
+/// the same factor * l_s, where m_s and l_s are a piece's maximum and sum.
 struct MergeState {
   float4 o{0, 0, 0, 0};
   float max = -INFINITY;
   float sum = 0.0F;
 
   __device__ __forceinline__ void rescale(float new_max) {
-    const float factor = max == -INFINITY ? 0.0F : __expf(max - new_max);
+    const float factor = max == -INFINITY ? 0.0F : ptx::exp2_approx(max - new_max);
     o.x *= factor;
     o.y *= factor;
     o.z *= factor;
@@ -80,8 +81,8 @@ __device__ __forceinline__ void store_merged(const KernelParams& p, const CutRes
   const int row = vector / kRowVectors;
   const int dim = (vector - row * kRowVectors) * 4;
   const bool empty = !(state.sum > 0.0F);
-  const JoinedRow joined =
-      join_sink(p.sinks, cut.row_head[row], empty ? -INFINITY : state.max + __logf(state.sum));
+  const JoinedRow joined = join_sink(p.sinks, cut.row_head[row],
+                                     empty ? -INFINITY : (state.max + __log2f(state.sum)) * kLn2);
   const float factor = empty ? 0.0F
                              : joined.weight * scale_of(p.bmm2_scale, p.bmm2_scale_pointer) *
                                    __fdividef(1.0F, state.sum);
@@ -104,20 +105,20 @@ __device__ __forceinline__ void merge_slice(const KernelParams& p, const CutResu
     for (int s0 = slice.group; s0 < num_pieces && slice.group < slice.groups;
          s0 += kPieces * slice.groups) {
       float4 x[kPieces][kVectors];
-      float lse[kPieces][kVectors];
+      float2 stats[kPieces][kVectors];
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int s = s0 + i * slice.groups;
         const int slot = partial_slot(cut.first_cta, p.group, s);
-        const float* lses = p.partial_lse + slot * T::kRows;
+        const float2* row_stats = p.partial_stats + slot * T::kRows;
         const auto* partials =
             reinterpret_cast<const float4*>(p.partial_out) + int64_t{slot} * kPartialVectors;
 #pragma unroll
         for (int j = 0; j < kVectors; ++j) {
           const int vector = base + j * slice.width;
-          lse[i][j] = -INFINITY;
+          stats[i][j] = float2{-INFINITY, 0.0F};
           if (s < num_pieces && vector < slice.end) {
-            lse[i][j] = __ldcg(lses + vector / kRowVectors);
+            stats[i][j] = __ldcg(row_stats + vector / kRowVectors);
             x[i][j] = __ldcg(partials + vector);
           }
         }
@@ -126,14 +127,14 @@ __device__ __forceinline__ void merge_slice(const KernelParams& p, const CutResu
       for (int j = 0; j < kVectors; ++j) {
         float new_max = state[j].max;
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) new_max = fmaxf(new_max, lse[i][j]);
+        for (int i = 0; i < kPieces; ++i) new_max = fmaxf(new_max, stats[i][j].x);
         if (s0 != slice.group) state[j].rescale(new_max);
         state[j].max = new_max;
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-          if (lse[i][j] == -INFINITY) continue;  // an empty piece; what was not loaded
-          const float weight = __expf(lse[i][j] - new_max);
-          state[j].sum += weight;
+          if (stats[i][j].x == -INFINITY) continue;  // an empty piece; what was not loaded
+          const float weight = ptx::exp2_approx(stats[i][j].x - new_max);
+          state[j].sum = fmaf(weight, stats[i][j].y, state[j].sum);
           state[j].add(weight, x[i][j]);
         }
       }
@@ -147,7 +148,7 @@ __device__ __forceinline__ void merge_slice(const KernelParams& p, const CutResu
         const MergeState other = states[g * slice.width + slice.vector];
         if (other.max == -INFINITY) continue;
         if (other.max > state[0].max) state[0].rescale(other.max);
-        const float weight = __expf(other.max - state[0].max);
+        const float weight = ptx::exp2_approx(other.max - state[0].max);
         state[0].sum = fmaf(weight, other.sum, state[0].sum);
         state[0].add(weight, other.o);
       }
@@ -166,13 +167,13 @@ __device__ __forceinline__ void merge_result(const KernelParams& p, const CutRes
   constexpr int kGrain = 32;  // vectors of the smallest slice
   const int num_pieces = cut.num_pieces;
   const int all = cut.num_rows * (T::kLatent / 4);  // rows that exist
-  const int size = ((all + num_pieces - 1) / num_pieces + kGrain - 1) / kGrain * kGrain;
+  const int size = (ptx::divide(all + num_pieces - 1, num_pieces) + kGrain - 1) / kGrain * kGrain;
   MergeSlice slice;
   slice.begin = min(cut.rank * size, all);
   slice.end = min(slice.begin + size, all);
   slice.width = min(size, team.size);
-  slice.groups = team.size / slice.width;
-  slice.group = team.thread / slice.width;
+  slice.groups = ptx::divide(team.size, slice.width);
+  slice.group = ptx::divide(team.thread, slice.width);
   slice.vector = team.thread - slice.group * slice.width;
   if (num_pieces <= 4 && slice.groups == 1)
     merge_slice<T, 4, 2>(p, cut, team, slice);

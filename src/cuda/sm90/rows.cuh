@@ -267,10 +267,9 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
   }
 }
 
-/// A normalised partial: [row][dim] f32.
+/// A partial: [row][dim] f32.
 template <class T>
 __device__ __forceinline__ void store_partial(const Context<T>& c, float* partial, int member,
-                                              const float (&f)[2],
                                               const float (&o)[T::kValueChunks][32]) {
   float* target = ptx::opaque(partial + (16 * c.warp + c.lane / 4) * T::kLatent + 2 * (c.lane % 4) +
                               T::value_dim(member, 0));
@@ -279,8 +278,8 @@ __device__ __forceinline__ void store_partial(const Context<T>& c, float* partia
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       float* at = target + T::value_dim(0, chunk) + 8 * j;
-      ptx::store_cg(at, o[chunk][4 * j] * f[0], o[chunk][4 * j + 1] * f[0]);
-      ptx::store_cg(at + 8 * T::kLatent, o[chunk][4 * j + 2] * f[1], o[chunk][4 * j + 3] * f[1]);
+      ptx::store_cg(at, o[chunk][4 * j], o[chunk][4 * j + 1]);
+      ptx::store_cg(at + 8 * T::kLatent, o[chunk][4 * j + 2], o[chunk][4 * j + 3]);
     }
   }
 }
@@ -430,18 +429,16 @@ __device__ __forceinline__ void value_role(const Context<T>& c) {
     }
 
     if (thread == 0) trace(kTraceValuesDone);
-    ptx::mbarrier_wait(ptx::smem_address(&c.barriers.stats_full), count & 1);
-    const float f[2] = {stats.final_scale[row], stats.final_scale[row + 8]};
     if (!piece.whole) {
-      const int slot = piece.partial_slot;
-      store_partial(c, p.partial_out + static_cast<int64_t>(slot) * T::kLatent * T::kRows, kMember,
-                    f, o);
-      ptx::named_barrier_sync(kValueBarrier, T::kValueThreads);
-      // One thread's release covers what the barrier, and the scores' barrier before it, have shown
-      // to it.
-      if (thread == 0)
-        ptx::increment_release(p.progress + piece.first_cta, 2 * piece.num_pieces - 1);
+      store_partial(
+          c, p.partial_out + static_cast<int64_t>(piece.partial_slot) * T::kLatent * T::kRows,
+          kMember, o);
+    }
+    ptx::mbarrier_wait(ptx::smem_address(&c.barriers.stats_full), count & 1);
+    if (!piece.whole) {
+      announce_partial<T>(p, piece, thread);
     } else {
+      const float f[2] = {stats.final_scale[row], stats.final_scale[row + 8]};
       store_output(c, piece, kMember, f, o);
     }
     __syncwarp();
