@@ -35,6 +35,9 @@ void add_generate_command(CLI::App& app, int& exit_code);
 /// all other codes give 2.
 int exit_code_of(const Status& status) noexcept;
 
+/// `digits` after the point.
+std::string fixed(double value, int digits);
+
 /// Prints "mla <command>: <message>" on stderr and returns the exit code that belongs to it.
 int fail(const char* command, const Status& status);
 int fail(const char* command, int exit_code, const std::string& message);

@@ -2,9 +2,9 @@
 #include <iomanip>
 #include <iostream>
 #include <memory>
-#include <sstream>
 
 #include "bench.hpp"
+#include "bench_options.hpp"
 #include "cli.hpp"
 #include "core/diagnostics.hpp"
 #include "machine.hpp"
@@ -16,15 +16,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kCommand = "bench";
-
-struct Options {
-  std::vector<std::string> problems;
-  std::string suite;
-  BackendFlags backend;
-  std::string format = "table";
-  double min_time = 0.5;
-  bool json = false;
-};
 
 /// Everything that is printed about one line.
 struct Row {
@@ -39,12 +30,6 @@ struct Row {
   double dram_percent() const { return percent(gbs(), measured.peak_gbs); }
   static double percent(double part, double whole) { return whole > 0 ? 100 * part / whole : 0.0; }
 };
-
-std::string fixed(double value, int digits) {
-  std::ostringstream stream;
-  stream << std::fixed << std::setprecision(digits) << value;
-  return stream.str();
-}
 
 /// Three or four digits that mean something.
 std::string milliseconds(double value) { return fixed(value, value < 1 ? 4 : value < 10 ? 3 : value < 100 ? 2 : 1); }
@@ -155,23 +140,28 @@ Result<std::vector<std::string>> backend_names(const std::string& asked) {
   if (asked != "all") return std::vector<std::string>{asked};
   std::vector<std::string> names;
   for (const BackendInfo& row : backends()) {
-    // The oracle is not meant to be fast.
-    if (row.reject_reason.empty() && row.name != "cpu_reference") names.push_back(row.name);
+    // The oracle is not meant to be fast, and a GPU is timed in another way.
+    if (row.device != DeviceKind::kCpu || row.name == "cpu_reference") continue;
+    if (row.reject_reason.empty()) names.push_back(row.name);
   }
   return names;
 }
 
-Result<std::vector<BenchLine>> bench_lines(const Options& options) {
-  if (!options.suite.empty()) return bench_suite(options.suite);
+Result<std::vector<BenchLine>> bench_lines(const BenchOptions& options) {
+  if (!options.suite.empty()) {
+    Result<std::vector<BenchLine>> lines = bench_suite(options.suite);
+    if (!lines.ok()) return lines;
+    return filter_lines(options, *lines, &BenchLine::problem);
+  }
   std::vector<BenchLine> lines;
   for (const std::string& problem : options.problems) lines.push_back({"", problem, 0});
   return lines;
 }
 
 /// Times one line on every named row. Returns an error for bad input only.
-Status bench_line(const Options& options, const BenchLine& line, const std::vector<std::string>& names,
+Status bench_line(const BenchOptions& options, const BenchLine& line, const std::vector<std::string>& names,
                   Bench& bench, Output& output, int& wrong, int& timed, Status& unserved) {
-  Result<testkit::Case> parsed = testkit::parse_case(line.problem);
+  const Result<testkit::Case> parsed = bench_case(options, line.problem);
   if (!parsed.ok()) return parsed.status();
   Result<std::unique_ptr<testkit::Batch>> batch = testkit::make_batch(*parsed);
   if (!batch.ok()) return batch.status();
@@ -198,12 +188,22 @@ Status bench_line(const Options& options, const BenchLine& line, const std::vect
   return {};
 }
 
-int run_bench(const Options& options) {
+/// Whether the lines go to a GPU: a row of one is named, or the suite is for one.
+bool wants_gpu(const BenchOptions& options) {
+  if (options.suite == kGpuSuite) return true;
+  for (const BackendInfo& row : backends()) {
+    if (row.name == options.backend.backend) return row.device == DeviceKind::kCuda;
+  }
+  return false;
+}
+
+int run_bench(const BenchOptions& options) {
+  if (wants_gpu(options)) return run_gpu_bench(options);
   const Result<std::vector<BenchLine>> lines = bench_lines(options);
   if (!lines.ok()) return fail(kCommand, lines.status());
   const Result<std::vector<std::string>> names = backend_names(options.backend.backend);
   if (!names.ok()) return fail(kCommand, names.status());
-  Output output(options.json ? "json" : options.format);
+  Output output(options.format);
   output.header(read_machine());
   Bench bench(options.min_time);
   Progress progress("bench: line");
@@ -231,17 +231,25 @@ int run_bench(const Options& options) {
 }  // namespace
 
 void add_bench_command(CLI::App& app, int& exit_code) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<BenchOptions>();
   CLI::App* command = app.add_subcommand("bench", "Time backends; a wrong result is never timed");
   CLI::Option_group* source = command->add_option_group("cases");
   source->add_option("--problem", options->problems, "Problem string, may be repeated (keys: mla info --help)")
       ->type_name("STR")
       ->allow_extra_args(false);
-  source->add_option("--suite", options->suite, "Built-in table: cpu")->type_name("NAME");
+  source->add_option("--suite", options->suite, "Built-in table: cpu, or h200 (122 shapes beside other kernels' times)")->type_name("NAME");
   source->require_option(1);
   add_backend_flags(*command, options->backend,
-                    "Row of `mla info`, or all that run here (default: the first that serves a problem)");
-  command->add_option("--min-time", options->min_time, "Seconds of healthy samples per line (0.5)")
+                    "Row of `mla info`, or all CPU rows that run here (default: the first CPU row that serves\n"
+                    "a problem; with --suite h200 the first CUDA row)");
+  command->add_option("--filter", options->filter, "Only lines of the suite whose name holds this")->type_name("STR");
+  command->add_option("--page-size", options->page_size, "Tokens of a page, whatever the problem says")
+      ->check(CLI::Range(1, 1 << 20))
+      ->type_name("P");
+  command->add_option("--cache", options->cache, "Cache type, whatever the problem says: bf16, f16 (q too), e4m3, fp8_ds_mla")
+      ->check(CLI::IsMember({"bf16", "f16", "e4m3", "fp8_ds_mla"}))
+      ->type_name("TYPE");
+  command->add_option("--min-time", options->min_time, "CPU: seconds of healthy samples per line (0.5)")
       ->check(CLI::Range(0.001, 3600.0))
       ->type_name("S");
   command->add_option("--format", options->format, "table, csv or json (table)")
@@ -250,9 +258,13 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   command->add_flag("--json", options->json, "Same as --format json");
   command->footer(
       "Before a line is timed its result is compared with the oracle; large problems are compared on a\n"
-      "sample of rows, and the last column says so. Samples between low probes are discarded.\n" +
+      "sample of rows, and the last column says so. On a CPU samples between low probes are discarded; on a\n"
+      "GPU a graph chains calls on cold pages, and the median of ten replays counts (docs/cli.md).\n" +
       example("mla bench --problem b=1,h=128,len=4096 --threads 1"));
-  command->callback([options, &exit_code] { exit_code = run_bench(*options); });
+  command->callback([options, &exit_code] {
+    if (options->json) options->format = "json";
+    exit_code = run_bench(*options);
+  });
 }
 
 }  // namespace mla::cli

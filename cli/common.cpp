@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iomanip>
 #include <iostream>
+#include <sstream>
 
 #include "cli.hpp"
 
@@ -12,6 +14,12 @@ namespace mla::cli {
 int exit_code_of(const Status& status) noexcept {
   if (status.ok()) return kExitDone;
   return status.code() == StatusCode::kUnsupported ? kExitUnsupported : kExitBadInput;
+}
+
+std::string fixed(double value, int digits) {
+  std::ostringstream stream;
+  stream << std::fixed << std::setprecision(digits) << value;
+  return stream.str();
 }
 
 int fail(const char* command, const Status& status) {
