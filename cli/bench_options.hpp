@@ -1,4 +1,4 @@
-// The flags of `mla bench`, and what they make of a line.
+// The flags of `mla bench`, and what they make of its lines.
 #pragma once
 
 #include <string>
@@ -15,28 +15,31 @@ inline constexpr const char* kGpuSuite = "h200";
 
 struct BenchOptions {
   std::vector<std::string> problems;
-  std::string suite;
+  std::string suite;           ///< empty: `problems`
   std::string filter;          ///< of a suite's lines; empty: all
   std::int64_t page_size = 0;  ///< 0: as the problem says
   std::string cache;           ///< empty: as the problem says
   BackendFlags backend;
   std::string format = "table";
   double min_time = 0.5;
-  bool json = false;
 };
 
-/// The problem of a line with --page-size and --cache.
+/// The problem of a line with --page-size and --cache. kInvalidArgument: no such problem string.
 Result<testkit::Case> bench_case(const BenchOptions& options, const std::string& problem);
 
-/// The lines whose `name` holds --filter. kInvalidArgument: there is none.
+/// The lines whose `name` holds --filter. kInvalidArgument: there is none, or a problem string is
+/// wrong; so bad input is refused before anything is printed or timed.
 template <class Line>
-Result<std::vector<Line>> filter_lines(const BenchOptions& options, const std::vector<Line>& lines,
+Result<std::vector<Line>> choose_lines(const BenchOptions& options, const std::vector<Line>& lines,
                                        std::string Line::*name) {
-  std::vector<Line> kept;
+  std::vector<Line> chosen;
   for (const Line& line : lines) {
-    if ((line.*name).find(options.filter) != std::string::npos) kept.push_back(line);
+    if ((line.*name).find(options.filter) == std::string::npos) continue;
+    const Result<testkit::Case> problem = bench_case(options, line.problem);
+    if (!problem.ok()) return problem.status();
+    chosen.push_back(line);
   }
-  if (!kept.empty()) return kept;
+  if (!chosen.empty()) return chosen;
   return bad_argument("bench", "--filter", options.filter, "a part of a line's name");
 }
 

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "mla/decode.hpp"
@@ -49,6 +50,10 @@ struct BackendFlags {
 
   PlanOptions options() const;
 };
+/// The row called `name`, which runs here. kInvalidArgument: there is no such row, or it is of
+/// another device than `device`. kUnsupported: it does not run here.
+Result<BackendInfo> find_backend(const char* command, const std::string& name,
+                                 std::optional<DeviceKind> device = {});
 /// Adds the two flags; `backend_help` describes --backend.
 void add_backend_flags(CLI::App& command, BackendFlags& flags, const std::string& backend_help);
 

@@ -4,7 +4,6 @@
 
 #include "bench_options.hpp"
 #include "gpu_output.hpp"
-#include "testkit/check.hpp"
 #if MLA_HAS_CUDA
 #include "gpu_bench.hpp"
 #endif
@@ -15,20 +14,17 @@ namespace {
 constexpr const char* kCommand = "bench";
 
 /// The row to time: the named one, or the first CUDA row that runs here.
-Result<std::string> choose_row(const BenchOptions& options) {
-  const std::string& asked = options.backend.backend;
+Result<std::string> choose_row(const std::string& asked) {
+  if (!asked.empty()) {
+    const Result<BackendInfo> row = find_backend(kCommand, asked, DeviceKind::kCuda);
+    return row.ok() ? Result<std::string>(row->name) : row.status();
+  }
   std::string reasons;
   for (const BackendInfo& row : backends()) {
-    if (!asked.empty() && row.name != asked) continue;
-    if (row.device != DeviceKind::kCuda) {
-      if (asked.empty()) continue;
-      return bad_argument(kCommand, "--backend", asked, "a CUDA row with --suite h200");
-    }
+    if (row.device != DeviceKind::kCuda) continue;
     if (row.reject_reason.empty()) return row.name;
-    reasons += (reasons.empty() ? "" : "; ") + row.name + ": " + row.reject_reason;
+    reasons += text(reasons.empty() ? "" : "; ", row.name, ": ", row.reject_reason);
   }
-  if (reasons.empty() && !asked.empty())
-    return bad_argument(kCommand, "--backend", asked, "a row of mla info");
   if (reasons.empty()) reasons = "this build has none";
   return Status(StatusCode::kUnsupported,
                 text("bench: found no CUDA row that runs here (", reasons, ")"));
@@ -38,7 +34,7 @@ Result<std::vector<PeerShape>> gpu_lines(const BenchOptions& options, const Peer
   if (!options.suite.empty() && options.suite != kGpuSuite) {
     return bad_argument(kCommand, "--suite", options.suite, "h200 on a CUDA row");
   }
-  if (!options.suite.empty()) return filter_lines(options, table.shapes, &PeerShape::name);
+  if (!options.suite.empty()) return choose_lines(options, table.shapes, &PeerShape::name);
   std::vector<PeerShape> lines;
   for (const std::string& problem : options.problems) {
     // A shape of the suite keeps its peers.
@@ -49,7 +45,7 @@ Result<std::vector<PeerShape>> gpu_lines(const BenchOptions& options, const Peer
     line.problem = problem;
     lines.push_back(known == table.shapes.end() ? line : *known);
   }
-  return lines;
+  return choose_lines(options, lines, &PeerShape::name);
 }
 
 #if MLA_HAS_CUDA
@@ -76,62 +72,39 @@ int bench_lines(const BenchOptions& options, const PeerTable& table,
   GpuOutput output(options.format);
   output.header((*bench)->info(), backend, table.device);
   Progress progress("bench: line");
-  int wrong = 0;
-  int timed = 0;
-  Status unserved;
+  BenchTally tally;
   for (std::size_t i = 0; i < lines.size(); ++i) {
     progress.update(static_cast<std::int64_t>(i) + 1, static_cast<std::int64_t>(lines.size()));
-    const Result<testkit::Case> problem = bench_case(options, lines[i].problem);
-    if (!problem.ok()) return fail(kCommand, problem.status());
-    const Result<GpuMeasurement> measured = (*bench)->measure(*problem, flags.options());
+    const testkit::Case problem = bench_case(options, lines[i].problem).value();
+    const Result<GpuMeasurement> measured = (*bench)->measure(problem, flags.options());
     progress.clear();
-    if (!measured.ok()) {
-      if (measured.status().code() != StatusCode::kUnsupported)
-        return fail(kCommand, measured.status());
-      unserved = measured.status();
-      output.unserved(lines[i].name.empty() ? lines[i].problem : lines[i].name, unserved.message());
-    } else if (!measured->problem.empty()) {
-      ++wrong;
-      std::cout.flush();
-      std::cerr << "mla bench: not timed, the result is wrong: " << measured->problem << '\n'
-                << testkit::repro_line(*problem, measured->backend, 0) << std::endl;
+    if (measured.status().code() == StatusCode::kUnsupported) {
+      tally.unserved(measured.status());
+      output.unserved(lines[i].name.empty() ? lines[i].problem : lines[i].name,
+                      measured.status().message());
+    } else if (!measured.ok()) {
+      return fail(kCommand, measured.status());
+    } else if (!measured->check.problem.empty()) {
+      tally.wrong(measured->check, problem, measured->backend, 0);
     } else {
-      ++timed;
-      output.row(make_row(table, lines[i], *problem, *measured));
+      tally.timed();
+      output.row(make_row(table, lines[i], problem, *measured));
     }
   }
-  output.finish(wrong);
-  if (wrong > 0) return kExitCheckFailed;
-  return timed == 0 && !unserved.ok() ? fail(kCommand, unserved) : kExitDone;
+  output.finish(tally);
+  return tally.exit_code();
 }
 
 #endif
 
 }  // namespace
 
-Result<testkit::Case> bench_case(const BenchOptions& options, const std::string& problem) {
-  Result<testkit::Case> parsed = testkit::parse_case(problem);
-  if (!parsed.ok()) return parsed;
-  if (options.page_size > 0) parsed->page = options.page_size;
-  for (KvFormat format : {KvFormat::kBF16, KvFormat::kF16, KvFormat::kE4M3, KvFormat::kFp8DsMla}) {
-    if (options.cache == to_string(format)) parsed->kv = format;
-  }
-  // No row mixes f16 with bf16.
-  if (options.cache == "f16") parsed->q = DType::kF16;
-  return parsed;
-}
-
 int run_gpu_bench(const BenchOptions& options) {
   const Result<PeerTable> table = h200_peers();
   if (!table.ok()) return fail(kCommand, table.status());
   const Result<std::vector<PeerShape>> lines = gpu_lines(options, *table);
   if (!lines.ok()) return fail(kCommand, lines.status());
-  // Bad problems are refused whether there is a GPU or not.
-  for (const PeerShape& line : *lines) {
-    const Result<testkit::Case> problem = bench_case(options, line.problem);
-    if (!problem.ok()) return fail(kCommand, problem.status());
-  }
-  const Result<std::string> backend = choose_row(options);
+  const Result<std::string> backend = choose_row(options.backend.backend);
   if (!backend.ok()) return fail(kCommand, backend.status());
 #if MLA_HAS_CUDA
   return bench_lines(options, *table, *lines, *backend);

@@ -16,6 +16,11 @@ inline Status cuda_status(const char* call, cudaError_t error) {
   return cuda::to_status("bench", call, error);
 }
 
+/// Waits for the stream.
+inline Status synchronise(cudaStream_t stream) {
+  return cuda_status("cudaStreamSynchronize", cudaStreamSynchronize(stream));
+}
+
 /// Owns one object of the runtime.
 template <class Object, cudaError_t (*kDestroy)(Object)>
 class CudaHandle {

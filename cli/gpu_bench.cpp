@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/diagnostics.hpp"
-#include "testkit/check.hpp"
+#include "statistics.hpp"
 
 namespace mla::cli {
 namespace {
@@ -23,16 +23,6 @@ constexpr double kShareOfFree = 0.8;
 constexpr double kWarmMs = 80.0;  // of replays before the timed ones
 constexpr int kMaxWarm = 400;
 constexpr int kReplays = 10;
-
-Status synchronise(cudaStream_t stream) {
-  return cuda_status("cudaStreamSynchronize", cudaStreamSynchronize(stream));
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
 
 Result<GpuInfo> read_info(int device_index) {
   GpuInfo info;
@@ -128,15 +118,9 @@ Status GpuBench::check_first(const DecodePlan& plan, GpuCalls& calls, GpuMeasure
   MLA_RETURN_IF_ERROR(synchronise(stream_.get()));
   MLA_RETURN_IF_ERROR(calls.download_first(stream_.get()));
   calls.name_host_pages();
-  const testkit::Batch& batch = calls.batch();
-  const Result<testkit::Oracle> oracle = testkit::sampled_oracle(batch, kOracleBudget);
-  if (!oracle.ok()) return oracle.status();
-  const testkit::Comparison comparison = testkit::compare(batch.problem, batch.tensors, *oracle);
-  found.checked_rows = oracle->rows.size();
-  found.all_rows_checked = oracle->complete;
-  found.error = comparison.error;
-  found.problem = comparison.problem;
-  if (found.problem.empty()) found.problem = testkit::guard_damage(batch.out, batch.lse);
+  Result<BenchCheck> check = check_outputs(calls.batch(), kOracleBudget);
+  if (!check.ok()) return check.status();
+  found.check = std::move(*check);
   return {};
 }
 
@@ -175,9 +159,9 @@ Status GpuBench::check_graph(GpuCalls& calls, const CudaGraphExec& graph,
   MLA_RETURN_IF_ERROR(synchronise(stream_.get()));
   MLA_RETURN_IF_ERROR(calls.download_first(stream_.get()));
   if (std::memcmp(out.data(), batch.out.data(), out.size()) != 0)
-    found.problem = "out: the graph gave other bits";
+    found.check.problem = "out: the graph gave other bits";
   if (std::memcmp(lse.data(), batch.lse.data(), lse.size()) != 0)
-    found.problem = "lse: the graph gave other bits";
+    found.check.problem = "lse: the graph gave other bits";
   return {};
 }
 
@@ -247,11 +231,11 @@ Result<GpuMeasurement> GpuBench::measure(const testkit::Case& problem, const Pla
   MLA_RETURN_IF_ERROR(cuda_status(
       "cudaMemsetAsync", cudaMemsetAsync(workspace_.data(), 0, workspace_.bytes(), stream_.get())));
   MLA_RETURN_IF_ERROR(check_first(*made, calls, found));
-  if (!found.problem.empty()) return found;
+  if (!found.check.problem.empty()) return found;
   CudaGraphExec graph;
   MLA_RETURN_IF_ERROR(capture(*made, calls, graph));
   MLA_RETURN_IF_ERROR(check_graph(calls, graph, found));
-  if (!found.problem.empty()) return found;
+  if (!found.check.problem.empty()) return found;
   MLA_RETURN_IF_ERROR(time_graph(graph, found));
   return found;
 }

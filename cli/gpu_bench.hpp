@@ -24,7 +24,7 @@ class GpuBench {
   const GpuInfo& info() const noexcept { return info_; }
 
   /// Checks the first call of the graph, before and inside the graph; a wrong result is reported in
-  /// `GpuMeasurement::problem`. kUnsupported: the row does not serve the problem, or it does not
+  /// `GpuMeasurement::check`. kUnsupported: the row does not serve the problem, or it does not
   /// fit the device's memory.
   Result<GpuMeasurement> measure(const testkit::Case& problem, const PlanOptions& options);
 

@@ -28,10 +28,6 @@ Status copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
   return cuda_status("cudaMemcpyAsync", cudaMemcpyAsync(to, from, bytes, kind, stream));
 }
 
-Status synchronise(cudaStream_t stream) {
-  return cuda_status("cudaStreamSynchronize", cudaStreamSynchronize(stream));
-}
-
 }  // namespace
 
 GpuCalls::GpuCalls(std::unique_ptr<Batch> batch, const PagePool& pool)

@@ -1,11 +1,10 @@
 // What `mla bench` finds out about one line on a GPU.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 
-#include "bench.hpp"
+#include "bench_result.hpp"
 
 namespace mla::cli {
 
@@ -31,10 +30,7 @@ struct GpuMeasurement {
   bool cold = false;          ///< enough bytes lie between two uses of a page
   unsigned clock_before = 0;  ///< MHz while the replays before the timed ones ran; 0: not known
   unsigned clock_after = 0;   ///< MHz at the end of the timed ones
-  std::size_t checked_rows = 0;
-  bool all_rows_checked = false;
-  double error = 0.0;   ///< ||out - ref|| / ||ref|| of those rows
-  std::string problem;  ///< the result is wrong: nothing was timed
+  BenchCheck check;           ///< before the timing; a wrong result is not timed
 };
 
 }  // namespace mla::cli

@@ -66,26 +66,20 @@ void GpuOutput::header(const GpuInfo& gpu, const std::string& backend,
                  {"unserved", Json::array()}};
     return;
   }
-  std::cout << "# mla bench " << version() << ", commit " << build_commit() << ", " << utc_now()
-            << '\n'
-            << "# " << gpu.name << ", " << gpu.multiprocessors << " SMs, "
-            << size_text(gpu.memory_bytes) << ", L2 " << size_text(gpu.l2_bytes)
-            << ", driver for CUDA " << cuda_version(gpu.driver) << ", runtime "
-            << cuda_version(gpu.runtime) << ", backend " << backend << '\n'
-            << "# us: median of ten replays of a graph that chains calls on cold, randomly "
-               "permuted pages, per call;\n"
-               "# spread: slowest less fastest replay; bytes = cached tokens once + q + out; FLOP "
-               "= keys * heads *\n"
-               "# query tokens * 2 * (L + R + L); limits and peers (page 64, same method) were "
-               "measured on\n"
-               "# "
-            << peers_device << "; peer/ours above 1: we are faster\n";
+  std::cout
+      << "# mla bench " << version() << ", commit " << build_commit() << ", " << utc_now() << '\n'
+      << "# " << gpu.name << ", " << gpu.multiprocessors << " SMs, " << size_text(gpu.memory_bytes)
+      << ", L2 " << size_text(gpu.l2_bytes) << ", driver for CUDA " << cuda_version(gpu.driver)
+      << ", runtime " << cuda_version(gpu.runtime) << ", backend " << backend << '\n'
+      << "# us: median of ten replays of a graph that chains calls on cold, randomly permuted\n"
+         "# pages, per call; spread: slowest less fastest replay; bytes = cached tokens once\n"
+         "# + q + out; FLOP = keys * heads * query tokens * 2 * (L + R + L); limits and peers\n"
+         "# (page 64, same method) were measured on "
+      << peers_device << ";\n# peer/ours above 1: we are faster\n";
   if (format_ == "csv") {
-    std::cout << "name,problem,backend,median_us,best_us,worst_us,gbs,tflops,limit_us,ours_over_"
-                 "limit,peer,peer_us,"
-                 "peer_over_ours,clock_before_mhz,clock_after_mhz,calls,replays,cold,checked_rows,"
-                 "all_rows_checked,"
-                 "error\n";
+    std::cout << "name,problem,backend,median_us,best_us,worst_us,gbs,tflops,limit_us,"
+                 "ours_over_limit,peer,peer_us,peer_over_ours,clock_before_mhz,clock_after_mhz,"
+                 "calls,replays,cold,checked_rows,all_rows_checked,error\n";
   }
 }
 
@@ -106,9 +100,8 @@ void GpuOutput::table_row(const GpuRow& row) {
   if (first_) {
     std::cout << '\n'
               << std::left << std::setw(kNameWidth) << "name" << std::right
-              << "        us      best spread    GB/s TFLOP/s     limit x limit      peer "
-                 "peer/ours             MHz  "
-                 "calls  checked\n";
+              << "        us      best spread    GB/s TFLOP/s     limit x limit      peer"
+                 " peer/ours             MHz  calls  checked\n";
   }
   first_ = false;
   std::cout << std::left << std::setw(kNameWidth)
@@ -126,8 +119,8 @@ void GpuOutput::table_row(const GpuRow& row) {
               << std::right;
   }
   std::cout << std::setw(5) << (m.clock_after > 0 ? std::to_string(m.clock_after) : "-")
-            << std::setw(7) << m.calls << "  " << (m.all_rows_checked ? "all" : "sample") << ' '
-            << m.checked_rows << " rows" << (m.cold ? "" : "  too small to be cold") << '\n';
+            << std::setw(7) << m.calls << "  " << m.check.rows_text()
+            << (m.cold ? "" : "  too small to be cold") << '\n';
 }
 
 void GpuOutput::csv_row(const GpuRow& row) {
@@ -140,8 +133,8 @@ void GpuOutput::csv_row(const GpuRow& row) {
   else
     std::cout << row.peer.name << ',' << row.peer.us << ',' << row.peer_ratio();
   std::cout << ',' << m.clock_before << ',' << m.clock_after << ',' << m.calls << ',' << m.replays
-            << ',' << m.cold << ',' << m.checked_rows << ',' << m.all_rows_checked << ',' << m.error
-            << '\n';
+            << ',' << m.cold << ',' << m.check.rows << ',' << m.check.all_rows << ','
+            << m.check.error << '\n';
 }
 
 void GpuOutput::json_row(const GpuRow& row) {
@@ -165,9 +158,9 @@ void GpuOutput::json_row(const GpuRow& row) {
                                {"calls", m.calls},
                                {"replays", m.replays},
                                {"cold", m.cold},
-                               {"checked_rows", m.checked_rows},
-                               {"all_rows_checked", m.all_rows_checked},
-                               {"error", m.error}});
+                               {"checked_rows", m.check.rows},
+                               {"all_rows_checked", m.check.all_rows},
+                               {"error", m.check.error}});
 }
 
 void GpuOutput::unserved(const std::string& name, const std::string& reason) {
@@ -195,17 +188,16 @@ void GpuOutput::print_summary(const RatioSummary& summary) const {
             << '\n';
 }
 
-void GpuOutput::finish(int wrong) {
+void GpuOutput::finish(const BenchTally& tally) {
   const RatioSummary summary = summarise(lines_);
-  const std::string verdict = text("wrong values: ", wrong, wrong == 0 ? " OK" : " FAILED");
   if (format_ == "json") {
     document_["summary"] = to_json(summary);
-    document_["wrong_values"] = wrong;
+    document_["wrong_values"] = tally.wrong_values();
     print_json(document_);
     return;
   }
   if (lines_.size() > 1) print_summary(summary);
-  std::cout << (format_ == "csv" ? "# " : "") << verdict << '\n';
+  std::cout << (format_ == "csv" ? "# " : "") << tally.verdict() << '\n';
 }
 
 }  // namespace mla::cli

@@ -7,7 +7,7 @@
 
 #include "gpu_measurement.hpp"
 #include "peers.hpp"
-#include "ratios.hpp"
+#include "statistics.hpp"
 
 namespace mla::cli {
 
@@ -37,7 +37,7 @@ class GpuOutput {
   /// A line that the row does not serve.
   void unserved(const std::string& name, const std::string& reason);
   /// The means, with more than one line, and the verdict.
-  void finish(int wrong);
+  void finish(const BenchTally& tally);
 
  private:
   void table_row(const GpuRow& row);

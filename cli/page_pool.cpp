@@ -90,7 +90,7 @@ Status PagePool::fill(cudaStream_t stream) {
                                                        cudaMemcpyDeviceToDevice, stream)));
     done += bytes;
   }
-  MLA_RETURN_IF_ERROR(cuda_status("cudaStreamSynchronize", cudaStreamSynchronize(stream)));
+  MLA_RETURN_IF_ERROR(synchronise(stream));
   device_cache_ = host_cache_;
   device_cache_.data = memory_.data();
   device_cache_.shape[0] = static_cast<std::int64_t>(pages);

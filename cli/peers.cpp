@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/diagnostics.hpp"
-#include "peers_h200.hpp"
+#include "peers_data.hpp"
 
 namespace mla::cli {
 namespace {

@@ -453,7 +453,9 @@ double batch_bytes(const Case& problem, const CaseLengths& lengths) noexcept {
          4 * static_cast<double>(lengths.num_tokens) * static_cast<double>(problem.k);
 }
 
-Result<std::unique_ptr<Batch>> make_batch(const Case& problem) { return make(problem, Cache::kMade); }
+Result<std::unique_ptr<Batch>> make_batch(const Case& problem) {
+  return make(problem, Cache::kMade);
+}
 
 Result<std::unique_ptr<Batch>> make_batch_without_cache(const Case& problem) {
   return make(problem, Cache::kElsewhere);

@@ -1,5 +1,6 @@
-#include "ratios.hpp"
+#include "statistics.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 
@@ -42,6 +43,12 @@ double mean_of_logarithms(double sum, int count) {
 }
 
 }  // namespace
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
 
 RatioSummary summarise(const std::vector<RatioLine>& lines) {
   RatioSummary summary;

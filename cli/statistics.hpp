@@ -1,4 +1,4 @@
-// Geometric means over the lines of a bench, overall and by class.
+// Statistics of the benches: the median of samples, geometric means over lines.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,10 @@
 
 namespace mla::cli {
 
-/// One timed line.
+/// Of at least one value; of an even number, halfway between the middle two.
+double median(std::vector<double> values);
+
+/// One timed line beside its limit and its fastest peer; all times in one unit.
 struct RatioLine {
   std::string name;
   double us = 0.0;
@@ -22,9 +25,10 @@ struct RatioClass {
   std::string name;
   int lines = 0;
   int peers = 0;  ///< lines with a peer
-  double peer_ratio =
-      0.0;  ///< geometric mean of peer / ours; above 1 is faster. 0: no line has one
-  double over_limit = 0.0;  ///< geometric mean of ours / limit. 0: no lines
+  /// Geometric mean of peer / ours; above 1 we are faster. 0: no line has a peer.
+  double peer_ratio = 0.0;
+  /// Geometric mean of ours / limit. 0: no lines.
+  double over_limit = 0.0;
 };
 
 struct RatioSummary {
