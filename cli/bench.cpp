@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "core/diagnostics.hpp"
+#include "statistics.hpp"
 #include "testkit/check.hpp"
 
 namespace mla::cli {
@@ -22,16 +23,10 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 }  // namespace
 
 Result<std::vector<BenchLine>> bench_suite(const std::string& name) {
-  if (name != "cpu") return bad_argument("bench", "--suite", name, "cpu");
+  if (name != "cpu") return bad_argument("bench", "--suite", name, "cpu or h200");
   std::vector<BenchLine> lines;
   for (int threads : {1, 2}) {
     for (int heads : {128, 64, 16, 20, 8, 1}) {
@@ -55,26 +50,6 @@ Result<std::vector<BenchLine>> bench_suite(const std::string& name) {
     lines.push_back({"one head, cache in DRAM", "b=1,h=1,len=262144", threads});
   }
   return lines;
-}
-
-BenchWork bench_work(const testkit::Batch& batch) noexcept {
-  const DecodeProblem& problem = batch.problem;
-  const auto token_bytes = static_cast<double>(kv_row_elements(problem)) *
-                           static_cast<double>(dtype_bytes(kv_dtype(problem.kv_format)));
-  const auto rank = static_cast<double>(problem.kv_lora_rank);
-  const auto width = static_cast<double>(problem.head_dim());
-  const auto heads = static_cast<double>(problem.num_heads);
-  BenchWork work;
-  for (std::size_t b = 0; b < batch.lengths.seq_lens.size(); ++b) {
-    const auto tokens = static_cast<double>(batch.lengths.query_lens[b]);
-    const auto keys = static_cast<double>(problem.sparse() ? problem.num_indices : batch.lengths.seq_lens[b]);
-    work.flops += keys * heads * tokens * 2.0 * (width + rank);
-    work.bytes += keys * token_bytes * (problem.sparse() ? tokens : 1.0);
-  }
-  const double rows = static_cast<double>(problem.num_tokens) * heads;
-  work.bytes += rows * width * static_cast<double>(dtype_bytes(problem.q_dtype));
-  work.bytes += rows * rank * static_cast<double>(dtype_bytes(problem.resolved_out_dtype()));
-  return work;
 }
 
 Bench::Probe Bench::probe(FmaIsa isa, int threads) {
@@ -144,10 +119,6 @@ Status Bench::time_plan(const DecodePlan& plan, testkit::Batch& batch, Measureme
 Result<Measurement> Bench::measure(testkit::Batch& batch, const PlanOptions& options) {
   const Result<DecodePlan> made = plan(batch.problem, testkit::plan_options(batch.source, options));
   if (!made.ok()) return made.status();
-  if (made->options().device != DeviceKind::kCpu) {
-    return Status(StatusCode::kUnsupported, text("bench: backend: found ", made->backend_name(),
-                                                 ", needed a CPU row: CUDA rows are not timed here yet"));
-  }
   Measurement measurement;
   measurement.backend = made->backend_name();
   measurement.threads = made->num_workers();
@@ -156,15 +127,10 @@ Result<Measurement> Bench::measure(testkit::Batch& batch, const PlanOptions& opt
   const testkit::Buffer workspace = testkit::make_workspace(*made);
   batch.poison_outputs();
   MLA_RETURN_IF_ERROR(run(*made, batch.tensors, workspace.data(), workspace.size()));
-  const Result<testkit::Oracle> oracle = testkit::sampled_oracle(batch, kOracleBudget);
-  if (!oracle.ok()) return oracle.status();
-  const testkit::Comparison comparison = testkit::compare(batch.problem, batch.tensors, *oracle);
-  measurement.checked_rows = oracle->rows.size();
-  measurement.all_rows_checked = oracle->complete;
-  measurement.error = comparison.error;
-  measurement.problem = comparison.problem;
-  if (measurement.problem.empty()) measurement.problem = testkit::guard_damage(batch.out, batch.lse);
-  if (!measurement.problem.empty()) return measurement;
+  Result<BenchCheck> check = check_outputs(batch, kOracleBudget);
+  if (!check.ok()) return check.status();
+  measurement.check = std::move(*check);
+  if (!measurement.check.problem.empty()) return measurement;
   MLA_RETURN_IF_ERROR(time_plan(*made, batch, measurement));
   return measurement;
 }

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench_result.hpp"
 #include "mla/decode.hpp"
 #include "mla/status.hpp"
 #include "probes.hpp"
@@ -22,14 +23,6 @@ struct BenchLine {
 /// kInvalidArgument: no such suite.
 Result<std::vector<BenchLine>> bench_suite(const std::string& name);
 
-/// Work of a batch. FLOP = keys * heads * query tokens * 2 * (L + R + L), over all requests. Bytes: each
-/// request's cached tokens once (sparse mode: each row's indexed tokens), q and out.
-struct BenchWork {
-  double flops = 0.0;
-  double bytes = 0.0;
-};
-BenchWork bench_work(const testkit::Batch& batch) noexcept;
-
 /// One timed line.
 struct Measurement {
   std::string backend;
@@ -41,10 +34,7 @@ struct Measurement {
   FmaIsa isa = FmaIsa::kBaseline;
   double peak_gflops = 0.0; ///< best probes of this instruction set and thread count
   double peak_gbs = 0.0;
-  std::size_t checked_rows = 0;  ///< rows compared with the oracle before the timing
-  bool all_rows_checked = false;
-  double error = 0.0;       ///< ||out - ref|| / ||ref|| of those rows
-  std::string problem;      ///< the result is wrong: nothing was timed
+  BenchCheck check;  ///< before the timing; a wrong result is not timed
 };
 
 /// Times plans. Remembers the best probes it has seen: a sample counts only while the machine gives
@@ -54,7 +44,7 @@ class Bench {
   /// `min_seconds`: timed seconds that a line should collect.
   explicit Bench(double min_seconds) : min_seconds_(min_seconds) {}
 
-  /// Checks the batch's result first; a wrong one is reported in `Measurement::problem`.
+  /// Checks the batch's result first; a wrong one is reported in `Measurement::check`.
   Result<Measurement> measure(testkit::Batch& batch, const PlanOptions& options);
 
  private:

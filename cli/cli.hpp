@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "mla/decode.hpp"
@@ -35,6 +36,9 @@ void add_generate_command(CLI::App& app, int& exit_code);
 /// all other codes give 2.
 int exit_code_of(const Status& status) noexcept;
 
+/// `digits` after the point.
+std::string fixed(double value, int digits);
+
 /// Prints "mla <command>: <message>" on stderr and returns the exit code that belongs to it.
 int fail(const char* command, const Status& status);
 int fail(const char* command, int exit_code, const std::string& message);
@@ -46,6 +50,10 @@ struct BackendFlags {
 
   PlanOptions options() const;
 };
+/// The row called `name`, which runs here. kInvalidArgument: there is no such row, or it is of
+/// another device than `device`. kUnsupported: it does not run here.
+Result<BackendInfo> find_backend(const char* command, const std::string& name,
+                                 std::optional<DeviceKind> device = {});
 /// Adds the two flags; `backend_help` describes --backend.
 void add_backend_flags(CLI::App& command, BackendFlags& flags, const std::string& backend_help);
 

@@ -96,18 +96,17 @@ class Report {
 
 /// The rows to check: the named one, "" for the library's choice, or all that run on this machine.
 Result<std::vector<std::string>> backend_names(const std::string& asked) {
-  std::vector<std::string> names;
-  std::string known;
-  for (const BackendInfo& row : backends()) {
-    known += (known.empty() ? "" : ", ") + row.name;
-    if (asked == row.name && !row.reject_reason.empty()) {
-      return Status(StatusCode::kUnsupported, text("check: backend ", row.name, ": ", row.reject_reason));
-    }
-    if (row.reject_reason.empty() && (asked == "all" || asked == row.name)) names.push_back(row.name);
+  if (asked.empty()) return std::vector<std::string>{""};
+  if (asked != "all") {
+    const Result<BackendInfo> row = find_backend(kCommand, asked);
+    if (!row.ok()) return row.status();
+    return std::vector<std::string>{asked};
   }
-  if (asked.empty()) names.emplace_back();
-  if (!names.empty()) return names;
-  return bad_argument(kCommand, "--backend", asked, text("all, or one of ", known));
+  std::vector<std::string> names;
+  for (const BackendInfo& row : backends()) {
+    if (row.reject_reason.empty()) names.push_back(row.name);
+  }
+  return names;
 }
 
 Result<std::vector<testkit::Case>> collect_cases(const Options& options) {

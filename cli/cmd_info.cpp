@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cli.hpp"
+#include "core/backend.hpp"
 #include "core/diagnostics.hpp"
 #include "machine.hpp"
 #include "mla/decode.hpp"
@@ -21,8 +22,6 @@ struct Options {
   std::string problem;
   bool json = false;
 };
-
-const char* device_name(DeviceKind device) { return device == DeviceKind::kCpu ? "cpu" : "cuda"; }
 
 std::string cuda_text(const std::vector<BackendInfo>& rows) {
   const bool built = std::any_of(rows.begin(), rows.end(), [](const BackendInfo& row) {

@@ -3,15 +3,25 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iomanip>
 #include <iostream>
+#include <sstream>
 
 #include "cli.hpp"
+#include "core/backend.hpp"
+#include "core/diagnostics.hpp"
 
 namespace mla::cli {
 
 int exit_code_of(const Status& status) noexcept {
   if (status.ok()) return kExitDone;
   return status.code() == StatusCode::kUnsupported ? kExitUnsupported : kExitBadInput;
+}
+
+std::string fixed(double value, int digits) {
+  std::ostringstream stream;
+  stream << std::fixed << std::setprecision(digits) << value;
+  return stream.str();
 }
 
 int fail(const char* command, const Status& status) {
@@ -36,6 +46,24 @@ PlanOptions BackendFlags::options() const {
     if (row.name == backend) options.device = row.device;
   }
   return options;
+}
+
+Result<BackendInfo> find_backend(const char* command, const std::string& name,
+                                 std::optional<DeviceKind> device) {
+  std::string known;
+  std::string reason = absent_reason(name);
+  for (const BackendInfo& row : backends()) {
+    known += (known.empty() ? "" : ", ") + row.name;
+    if (row.name != name) continue;
+    if (device && row.device != *device) {
+      return bad_argument(command, "--backend", name,
+                          text("a row of device ", device_name(*device)));
+    }
+    if (row.reject_reason.empty()) return row;
+    reason = row.reject_reason;
+  }
+  if (reason.empty()) return bad_argument(command, "--backend", name, text("one of ", known));
+  return Status(StatusCode::kUnsupported, text(command, ": backend ", name, ": ", reason));
 }
 
 void add_backend_flags(CLI::App& command, BackendFlags& flags, const std::string& backend_help) {

@@ -48,6 +48,10 @@ for arguments in "" "nonsense" "check" "check --suite" "check --suite nothing" "
   "check --problem b=1,x=2" "check --problem l=17" "check --random 0" "check --problem b=1 --threads 0" \
   "check --problem b=1 --backend nothing" "check --problem b=1 --seed 3" "check -p b=1" \
   "plan" "plan --problem b=1,len=x" "bench" "bench --problem b=1 --format xml" "bench --suite gpu" \
+  "bench --suite h200 --filter zzz" "bench --suite cpu --filter zzz" "bench --filter b=1" \
+  "bench --problem b=1 --filter b=1" "bench --suite h200 --problem b=1" "bench --problem b=1,x=2" \
+  "bench --suite h200 --backend cpu_avx2" "bench --suite h200 --backend nothing" "bench --suite h200 --backend all" \
+  "bench --problem b=1 --backend nothing" "bench --problem b=1 --page-size 0" "bench --suite h200 --cache f32" \
   "run" "run --input a" "info --problem kv=x" "plan --input absent.safetensors"; do
   expect 2 $arguments
   empty out
@@ -103,6 +107,24 @@ expect 0 bench --problem b=1,h=4,len=64 --min-time 0.01 --json
 json out
 expect 0 bench --problem b=1,h=4,len=64 --min-time 0.01 --format csv
 holds out "gflops"
+expect 0 bench --problem b=1,h=4,len=64 --page-size 16 --cache f16 --min-time 0.01
+holds out "b=1,h=4,len=64,page=16,q=f16,kv=f16"
+
+# bench: without a GPU, built for one or not, one sentence says why none is timed.
+if ! "$MLA" info | awk '$2 == "cuda" && $3 == "runs" { found = 1 } END { exit !found }'; then
+  for arguments in "--suite h200" "--suite h200 --json" "--suite h200 --backend sm90" "--suite h200 --filter _h128_" \
+    "--problem b=1 --backend sm90" "--problem b=1 --backend sm90 --format csv"; do
+    expect 3 bench $arguments
+    empty out
+    holds err "mla bench: "
+    holds err "CUDA"
+    [ "$(wc -l <err)" -eq 1 ] || problem "bench $arguments: more than one line"
+  done
+  # Bad input is bad input here too.
+  expect 2 bench --problem b=1,x=2 --backend sm90
+  expect 3 check --problem b=1 --backend sm90
+  empty out
+fi
 
 # run: a file in, a file out; what check and plan make of the same file.
 "$WRITER" batch.safetensors || problem "the batch writer failed"

@@ -113,6 +113,11 @@ TEST(Registry, ADeviceWithoutRowsIsUnsupportedWithAReason) {
     EXPECT_EQ(made.status().code(), StatusCode::kUnsupported);
     EXPECT_NE(made.status().message().find("this build has no row for device cuda"),
               std::string::npos);
+    // Other builds have it, so its name is no misspelling.
+    EXPECT_TRUE(test::refused(plan(small_problem(), test::forced("sm90")).status(),
+                              StatusCode::kUnsupported,
+                              "plan: backend: found none that serves b=2,h=16,maxlen=100, needed "
+                              "one (sm90: this build has no CUDA)"));
   }
   options.backend = "cpu_reference";
   EXPECT_TRUE(test::refused(plan(small_problem(), options).status(), StatusCode::kInvalidArgument,

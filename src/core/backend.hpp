@@ -40,6 +40,14 @@ const std::vector<const KernelEntry*>& backend_table();
 /// The first row of the device that serves the problem, or the forced one; never a fallback.
 Result<const KernelEntry*> select_backend(const DecodeProblem& problem, const PlanOptions& options);
 
+/// Why this build lacks a row that other builds have; empty: it has it, or none does.
+std::string absent_reason(const std::string& name);
+
+/// "cpu", "cuda".
+inline const char* device_name(DeviceKind device) noexcept {
+  return device == DeviceKind::kCpu ? "cpu" : "cuda";
+}
+
 namespace cpu {
 std::vector<const KernelEntry*> backend_rows();  // src/cpu/backend.cpp
 }  // namespace cpu

@@ -13,8 +13,6 @@ std::string reject_reason(const KernelEntry& entry, const DecodeProblem& problem
   return reason;
 }
 
-const char* device_name(DeviceKind device) { return device == DeviceKind::kCpu ? "cpu" : "cuda"; }
-
 }  // namespace
 
 const std::vector<const KernelEntry*>& backend_table() {
@@ -30,10 +28,21 @@ const std::vector<const KernelEntry*>& backend_table() {
   return table;
 }
 
+std::string absent_reason(const std::string& name) {
+#if MLA_HAS_CUDA
+  constexpr bool kHasCuda = true;
+#else
+  constexpr bool kHasCuda = false;
+#endif
+  return !kHasCuda && name == "sm90" ? "this build has no CUDA" : "";
+}
+
 Result<const KernelEntry*> select_backend(const DecodeProblem& problem,
                                           const PlanOptions& options) {
   std::string known;
-  std::string reasons;
+  // A row of another build is unsupported here, not a misspelling.
+  std::string reasons = absent_reason(options.backend);
+  if (!reasons.empty()) reasons = text(options.backend, ": ", reasons);
   for (const KernelEntry* entry : backend_table()) {
     known += known.empty() ? entry->name : text(", ", entry->name);
     if (!options.backend.empty() && options.backend != entry->name) continue;

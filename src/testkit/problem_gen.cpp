@@ -128,6 +128,20 @@ void make_pages(Batch& batch) {
   }
 }
 
+/// Pages without an address, numbered in the order of the requests.
+void number_pages(Batch& batch) {
+  const Case& problem = batch.source;
+  std::int32_t next = 0;
+  for (std::int64_t seq_len : batch.lengths.seq_lens) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(pages_of(seq_len, problem.page)));
+    std::iota(ids.begin(), ids.end(), next);
+    next += static_cast<std::int32_t>(ids.size());
+    batch.pages.push_back(std::move(ids));
+  }
+  batch.tensors.kv_cache = TensorView::contiguous(
+      nullptr, kv_dtype(problem.kv), {next, problem.page, kv_row_elements(batch.problem)});
+}
+
 void make_cache(Batch& batch) {
   const Case& problem = batch.source;
   const DType dtype = kv_dtype(problem.kv);
@@ -373,6 +387,37 @@ Status check_memory(const Case& problem, const CaseLengths& lengths) {
                                          " GB, this machine has ", memory * 1e-9, " GB")};
 }
 
+enum class Cache { kMade, kElsewhere };
+
+Result<std::unique_ptr<Batch>> make(const Case& problem, Cache cache) {
+  try {
+    auto batch = std::make_unique<Batch>();
+    batch->source = problem;
+    batch->lengths = case_lengths(problem);
+    MLA_RETURN_IF_ERROR(check_counts(problem, batch->lengths));
+    if (cache == Cache::kMade) MLA_RETURN_IF_ERROR(check_memory(problem, batch->lengths));
+    batch->problem = decode_problem(problem, batch->lengths);
+    const ScorePlan scores = score_plan(problem);
+    batch->tensors.bmm1_scale = static_cast<float>(scores.scale);
+    batch->tensors.bmm2_scale = static_cast<float>(problem.vscale);
+    if (cache == Cache::kMade) {
+      make_pages(*batch);
+      make_cache(*batch);
+    } else {
+      number_pages(*batch);
+    }
+    make_query(*batch, scores);
+    make_lengths(*batch);
+    if (problem.k > 0) make_indices(*batch);
+    make_heads(*batch);
+    make_outputs(*batch);
+    return batch;
+  } catch (const std::bad_alloc&) {
+    return Status(StatusCode::kOutOfMemory,
+                  text("problem: no memory for the tensors of ", to_string(problem)));
+  }
+}
+
 }  // namespace
 
 Outputs::Outputs(const DecodeProblem& problem) {
@@ -409,28 +454,11 @@ double batch_bytes(const Case& problem, const CaseLengths& lengths) noexcept {
 }
 
 Result<std::unique_ptr<Batch>> make_batch(const Case& problem) {
-  try {
-    auto batch = std::make_unique<Batch>();
-    batch->source = problem;
-    batch->lengths = case_lengths(problem);
-    MLA_RETURN_IF_ERROR(check_counts(problem, batch->lengths));
-    MLA_RETURN_IF_ERROR(check_memory(problem, batch->lengths));
-    batch->problem = decode_problem(problem, batch->lengths);
-    const ScorePlan scores = score_plan(problem);
-    batch->tensors.bmm1_scale = static_cast<float>(scores.scale);
-    batch->tensors.bmm2_scale = static_cast<float>(problem.vscale);
-    make_pages(*batch);
-    make_cache(*batch);
-    make_query(*batch, scores);
-    make_lengths(*batch);
-    if (problem.k > 0) make_indices(*batch);
-    make_heads(*batch);
-    make_outputs(*batch);
-    return batch;
-  } catch (const std::bad_alloc&) {
-    return Status(StatusCode::kOutOfMemory,
-                  text("problem: no memory for the tensors of ", to_string(problem)));
-  }
+  return make(problem, Cache::kMade);
+}
+
+Result<std::unique_ptr<Batch>> make_batch_without_cache(const Case& problem) {
+  return make(problem, Cache::kElsewhere);
 }
 
 void encode(DType dtype, const float* values, std::int64_t count, std::byte* bytes) noexcept {

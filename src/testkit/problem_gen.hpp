@@ -45,6 +45,10 @@ struct Batch {
 /// the memory.
 Result<std::unique_ptr<Batch>> make_batch(const Case& problem);
 
+/// The same batch without a cache, for keys that lie elsewhere: `kv_cache` has its shape and a null
+/// address, and `block_table` and `indices` name pages 0, 1, 2, ... in the order of the requests.
+Result<std::unique_ptr<Batch>> make_batch_without_cache(const Case& problem);
+
 /// Bytes that the tensors of a case take, about.
 double batch_bytes(const Case& problem, const CaseLengths& lengths) noexcept;
 
