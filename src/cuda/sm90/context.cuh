@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/sm90/line.cuh"
+#include "cuda/sm90/piece.cuh"
 #include "cuda/sm90/load.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/traits.cuh"

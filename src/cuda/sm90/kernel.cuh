@@ -4,8 +4,8 @@
 // read the same keys for different row blocks, and neighbours' reads merge on the way to L2.
 // line.cuh gives each worker its part of all key tiles; reduce.cuh joins the results that were cut.
 //
-// Blocks of 16 and 32 query rows run with swapped operands (keys.cuh), so that nothing is padded to
-// 64 on the query side; blocks of 64 rows with query rows as the wgmma's rows (rows.cuh).
+// Blocks of 16 and 32 query rows run with swapped operands (keys_*.cuh), so that nothing is padded to
+// 64 on the query side; blocks of 64 rows with query rows as the wgmma's rows (rows_*.cuh).
 //
 // Roles (warpgroups)   registers   job
 //                      (64 rows)
@@ -42,10 +42,11 @@
 #pragma once
 
 #include "cuda/sm90/context.cuh"
-#include "cuda/sm90/keys.cuh"
+#include "cuda/sm90/keys_values.cuh"
+#include "cuda/sm90/line.cuh"
 #include "cuda/sm90/load.cuh"
 #include "cuda/sm90/reduce.cuh"
-#include "cuda/sm90/rows.cuh"
+#include "cuda/sm90/rows_values.cuh"
 #include "cuda/sm90/trace.cuh"
 
 namespace mla::sm90 {

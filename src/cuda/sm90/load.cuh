@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/sm90/launch.hpp"
-#include "cuda/sm90/line.cuh"
+#include "cuda/sm90/piece.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/trace.cuh"
 #include "cuda/sm90/traits.cuh"
