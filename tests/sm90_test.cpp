@@ -1,13 +1,15 @@
-// Promises of the sm90 row that need a Hopper GPU: replays of one captured call with other lengths, and
-// two streams at once. Elsewhere the tests are skipped with the row's own reason.
+// Promises of the sm90 row: its geometry, and what needs a Hopper GPU - replays of one captured call with
+// other lengths, and two streams at once. Elsewhere those are skipped with the row's own reason.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cuda/sm90/launch.hpp"
 #include "testkit/compare.hpp"
 #include "testkit/device_mirror.hpp"
 #include "testkit/problem_gen.hpp"
@@ -21,6 +23,46 @@ std::string missing_reason() {
     if (row.name == "sm90") return row.reject_reason;
   }
   return "this build has no sm90 row";
+}
+
+sm90::Geometry geometry(std::int64_t heads, std::int64_t max_query_len, std::int64_t tokens,
+                        std::int64_t fixed_split) {
+  constexpr int kMultiprocessors = 132;
+  PlanState state;
+  state.problem.num_heads = heads;
+  state.problem.max_query_len = max_query_len;
+  state.problem.num_tokens = tokens;
+  state.options.fixed_split = fixed_split;
+  return sm90::make_geometry(state, kMultiprocessors);
+}
+
+TEST(Sm90Geometry, BlocksAreAsSmallAsTheRowsOfARequest) {
+  EXPECT_EQ(geometry(16, 1, 64, 0).block_rows, 16);
+  EXPECT_EQ(geometry(17, 1, 64, 0).block_rows, 32);
+  EXPECT_EQ(geometry(33, 1, 64, 0).block_rows, 64);
+  EXPECT_EQ(geometry(16, 1'000'000, 1, 0).block_rows, 16);  // one token: the bound over-estimates
+  EXPECT_EQ(geometry(16, 1'000'000, 3, 0).block_rows, 64);
+}
+
+TEST(Sm90Geometry, RowsBeyondABlockShareAWorkerAndTheGridFits) {
+  for (std::int64_t heads : {64, 65, 128, 129, 512, 4000}) {
+    const sm90::Geometry g = geometry(heads, 1, 8, 0);
+    EXPECT_EQ(g.group, std::min<std::int64_t>((heads + 63) / 64, 8)) << heads;
+    EXPECT_EQ(g.num_ctas, g.num_workers * g.group) << heads;
+    EXPECT_LE(g.num_ctas, 132) << heads;
+  }
+}
+
+TEST(Sm90Geometry, InFixedSplitModeTheKernelDoesNotDependOnTheBatch) {
+  for (std::int64_t heads : {1, 8, 16, 128}) {
+    for (std::int64_t max_query_len : {1, 2, 4, 8, 1'000'000}) {
+      const int alone = geometry(heads, max_query_len, 1, 512).block_rows;
+      for (std::int64_t tokens : {2, 3, 64, 4096}) {
+        EXPECT_EQ(geometry(heads, max_query_len, tokens, 512).block_rows, alone)
+            << heads << " heads, at most " << max_query_len << " of " << tokens << " tokens";
+      }
+    }
+  }
 }
 
 /// A batch on the device with its plan.

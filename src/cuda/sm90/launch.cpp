@@ -279,12 +279,18 @@ LaunchKernel find_kernel(const DecodeProblem& problem, int rows, bool plain) {
 
 }  // namespace
 
-Geometry make_geometry(const DecodeProblem& problem, int num_multiprocessors) noexcept {
-  const std::int64_t tokens = std::clamp<std::int64_t>(
-      problem.max_query_len, 1, std::max<std::int64_t>(problem.num_tokens, 1));
-  const std::int64_t rows = tokens * problem.num_heads;
+Geometry make_geometry(const PlanState& state, int num_multiprocessors) noexcept {
+  const DecodeProblem& problem = state.problem;
+  const auto rows_of = [&problem](std::int64_t most_tokens) {
+    return std::clamp<std::int64_t>(problem.max_query_len, 1, most_tokens) * problem.num_heads;
+  };
+  const std::int64_t rows = rows_of(std::max<std::int64_t>(problem.num_tokens, 1));
+  // The kernels of different row blocks sum in different orders. In fixed_split mode a row's bits
+  // must not depend on how many tokens the batch has: the bound alone decides.
+  constexpr std::int64_t kManyTokens = 64;
+  const std::int64_t row_bound = state.options.fixed_split > 0 ? rows_of(kManyTokens) : rows;
   Geometry g;
-  g.block_rows = rows <= 16 ? 16 : (rows <= 32 ? 32 : 64);
+  g.block_rows = row_bound <= 16 ? 16 : (row_bound <= 32 ? 32 : 64);
   const std::int64_t blocks = (rows + g.block_rows - 1) / g.block_rows;
   g.group = static_cast<int>(std::min<std::int64_t>({blocks, kMaxGroup, num_multiprocessors}));
   g.num_workers = num_multiprocessors / g.group;
@@ -303,7 +309,7 @@ Geometry make_geometry(const DecodeProblem& problem, int num_multiprocessors) no
 Status configure(PlanState& state) {
   const Result<cuda::DeviceProperties> device = cuda::device_properties(state.options.device_index);
   if (!device.ok()) return device.status();
-  const Geometry geometry = make_geometry(state.problem, device->num_multiprocessors);
+  const Geometry geometry = make_geometry(state, device->num_multiprocessors);
   state.num_workers = geometry.num_ctas;
   state.max_rows = geometry.block_rows;
   state.key_tile = kTileKeys;
@@ -320,7 +326,7 @@ Status launch(const PlanState& state, const DecodeTensors& tensors, std::byte* w
   }
   const Result<cuda::DeviceProperties> device = cuda::device_properties(state.options.device_index);
   if (!device.ok()) return device.status();
-  const Geometry geometry = make_geometry(state.problem, device->num_multiprocessors);
+  const Geometry geometry = make_geometry(state, device->num_multiprocessors);
   KernelParams params = make_params(state, tensors, geometry, workspace);
   TensorMaps maps{};
   MLA_RETURN_IF_ERROR(make_maps(state.problem, tensors, geometry, workspace, params, maps));

@@ -47,7 +47,7 @@ struct Geometry {
   std::size_t total = 0;
 };
 
-Geometry make_geometry(const DecodeProblem& problem, int num_multiprocessors) noexcept;
+Geometry make_geometry(const PlanState& state, int num_multiprocessors) noexcept;
 
 Status configure(PlanState& state);
 Status launch(const PlanState& state, const DecodeTensors& tensors, std::byte* workspace,
