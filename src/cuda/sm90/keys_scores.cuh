@@ -255,7 +255,7 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
       if (moves) move_maxima(c, b, scale_log2, s, state);
       if (c.warp == 0 && c.lane == 0) stats.any_rescale[b][0] = moves;
       store_probabilities(c, c.probabilities(b), scale_log2, s, state);
-      if ((first_key < piece.key_begin || first_key + kTileKeys > piece.key_end)) {
+      if (first_key < piece.key_begin || first_key + kTileKeys > piece.key_end) {
         clear_unowned(c, piece, first_key, tile_start);
       }
       ptx::fence_proxy_async();

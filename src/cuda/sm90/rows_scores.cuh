@@ -211,8 +211,8 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
           packed[2 * j + half] = pack<Element>(e0, e1);
         }
       }
-      // The values of the tile before have read P and the factors.
       laps.lap(kSumSoftmax);
+      // The values of the tile before have read P and the factors.
       ptx::mbarrier_wait(ptx::smem_address(&c.barriers.p_empty[0]), (tile_count & 1) ^ 1);
       laps.lap(kSumWaitEmpty);
       if (moves && c.lane % 4 == 0) {
@@ -220,8 +220,8 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
         stats.rescale[0][row + 8] = factor[1];
       }
       if (c.lane == 0) stats.any_rescale[0][c.warp] = moves;
-      // Matrices of one ldmatrix-like store: (rows 0-7, keys 16k..+7), (rows 8-15, same), then keys
-      // +8.
+      // The four matrices of a store: rows 0-7 and 8-15 of keys 16k..16k+7, then of the next eight
+      // keys.
       const int stored_row = 16 * c.warp + c.lane % 16;
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -229,7 +229,7 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
         ptx::stmatrix_x4(probabilities + stored_row * 128 + (vector << 4), packed[4 * k],
                          packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3]);
       }
-      if ((first_key < piece.key_begin || first_key + kTileKeys > piece.key_end)) {
+      if (first_key < piece.key_begin || first_key + kTileKeys > piece.key_end) {
         clear_unowned(c, piece, first_key, tile_start);
       }
       ptx::fence_proxy_async();
