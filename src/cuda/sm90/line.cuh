@@ -52,14 +52,14 @@ class PieceWalk {
     total_ = __reduce_add_sync(~0U, cost);
     const int num_results = __reduce_add_sync(~0U, results);
     workers_ = min(p.num_workers, max(1, total_ >> p.min_share_log2));
-    quotient_ = ptx::divide(total_, workers_);
+    quotient_ = divide(total_, workers_);
     even_tiles_ = 0;
     if (num_results <= p.num_workers && num_results > 0 && p.even_slack >= 0) {
       longest = __reduce_max_sync(~0U, longest);
       // Even parts of at most `tiles` each: nearly the smallest number for which the workers
       // suffice. Where all results are equally long the first guess is right.
-      const int parts = ptx::divide(p.num_workers, num_results);
-      int tiles = max(ptx::divide(longest + parts - 1, parts), quotient_ - p.piece_overhead);
+      const int parts = divide(p.num_workers, num_results);
+      int tiles = max(divide(longest + parts - 1, parts), quotient_ - p.piece_overhead);
       if (longest * num_results != total_ - num_results * p.piece_overhead)
         tiles = quotient_ - p.piece_overhead;
       tiles = max(tiles, 1 << p.min_share_log2);
@@ -190,7 +190,7 @@ class PieceWalk {
     const bool among_long = x <= long_shares;
     const int base = among_long ? 0 : long_shares;
     const int share = quotient_ + (among_long ? 1 : 0);
-    return (among_long ? 0 : remainder_) + ptx::divide(x - base + share - 1, share);
+    return (among_long ? 0 : remainder_) + divide(x - base + share - 1, share);
   }
 
   /// What the division needs to know of a request.
@@ -238,7 +238,7 @@ class PieceWalk {
   __device__ int snap(int x, int prefix, int result_cost, int passes) const {
     if (even_tiles_ > 0) return x;
     const int start =
-        prefix + (passes == 1 ? 0 : ptx::divide(x - prefix, result_cost) * result_cost);
+        prefix + (passes == 1 ? 0 : divide(x - prefix, result_cost) * result_cost);
     if (x - start - p_.piece_overhead < p_.min_piece) return start;
     if (start + result_cost - x < p_.min_piece) return start + result_cost;
     return x;

@@ -29,7 +29,7 @@ struct FastDivisor {
     const std::uint64_t excess = (std::uint64_t{1} << shift) - d;
     multiplier = static_cast<std::uint32_t>((excess << 32) / d + 1);
   }
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(MLA_WARP_ON_HOST)
   __device__ int divide(int n) const {
     const auto value = static_cast<std::uint32_t>(n);
     return static_cast<int>((__umulhi(value, multiplier) + value) >> shift);

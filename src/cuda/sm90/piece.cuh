@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/arithmetic.cuh"
 #include "cuda/sm90/params.hpp"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/traits.cuh"

@@ -167,13 +167,13 @@ __device__ __forceinline__ void merge_result(const KernelParams& p, const CutRes
   constexpr int kGrain = 32;  // vectors of the smallest slice
   const int num_pieces = cut.num_pieces;
   const int all = cut.num_rows * (T::kLatent / 4);  // rows that exist
-  const int size = (ptx::divide(all + num_pieces - 1, num_pieces) + kGrain - 1) / kGrain * kGrain;
+  const int size = (divide(all + num_pieces - 1, num_pieces) + kGrain - 1) / kGrain * kGrain;
   MergeSlice slice;
   slice.begin = min(cut.rank * size, all);
   slice.end = min(slice.begin + size, all);
   slice.width = min(size, team.size);
-  slice.groups = ptx::divide(team.size, slice.width);
-  slice.group = ptx::divide(team.thread, slice.width);
+  slice.groups = divide(team.size, slice.width);
+  slice.group = divide(team.thread, slice.width);
   slice.vector = team.thread - slice.group * slice.width;
   if (num_pieces <= 4 && slice.groups == 1)
     merge_slice<T, 4, 2>(p, cut, team, slice);
