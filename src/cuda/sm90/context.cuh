@@ -4,8 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/sm90/piece.cuh"
 #include "cuda/sm90/load.cuh"
+#include "cuda/sm90/piece.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/traits.cuh"
 
@@ -123,6 +123,32 @@ __device__ __forceinline__ float transform_score(const KernelParams& p, float x,
     x = p.logits_soft_cap * (1.0F - 2.0F / (e + 1.0F));
   }
   return x * kLog2E + slope * static_cast<float>(distance);
+}
+
+/// What scores are multiplied by, and whether transform_score has to see them.
+struct ScoreScale {
+  float scale;
+  bool transforms;
+  float log2;  // to log2 units, after the transform if there is one
+};
+template <class T>
+__device__ __forceinline__ ScoreScale score_scale(const KernelParams& p) {
+  const float scale = scale_of(p.bmm1_scale, p.bmm1_scale_pointer);
+  const bool transforms =
+      !T::kPlain && (p.logits_soft_cap > 0 || p.alibi_slopes != nullptr || !(scale > 0.0F));
+  return {scale, transforms, transforms ? 1.0F : scale * kLog2E};
+}
+
+/// The ALiBi slopes of a piece's rows, in log2 units. The 128 threads of the score warpgroup.
+template <class T>
+__device__ __forceinline__ void load_slopes(const Context<T>& c, const Piece<T::kRows>& piece) {
+  if (!T::kPlain && c.p.alibi_slopes != nullptr) {
+    const int r = c.warp * 32 + c.lane;
+    if (r < T::kRows) {
+      c.small.stats.slope[r] = __ldg(c.p.alibi_slopes + piece.row_head[r]) * kLog2E;
+    }
+    ptx::named_barrier_sync(kScoreBarrier, 128);
+  }
 }
 
 }  // namespace mla::sm90

@@ -47,6 +47,21 @@ __device__ __forceinline__ float finish_row(const KernelParams& p, const Piece<T
              : joined.weight * scale_of(p.bmm2_scale, p.bmm2_scale_pointer) * __fdividef(1.0F, sum);
 }
 
+/// Where a cut piece's O goes: [row][dim] f32.
+template <class T>
+__device__ __forceinline__ float* partial_of(const KernelParams& p, const Piece<T::kRows>& piece) {
+  return p.partial_out + static_cast<int64_t>(piece.partial_slot) * T::kLatent * T::kRows;
+}
+
+/// A value warp has used what it reads of piece number `count`.
+template <class T>
+__device__ __forceinline__ void leave_piece(const Context<T>& c, uint32_t count) {
+  __syncwarp();
+  if (c.lane != 0) return;
+  ptx::mbarrier_arrive(ptx::smem_address(&c.barriers.stats_empty));
+  c.release_piece(count);
+}
+
 /// After the last store of a partial by the value threads. One thread's release covers what the
 /// barrier, and the scores' barrier before it, have shown to it.
 template <class T>

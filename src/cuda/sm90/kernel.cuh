@@ -4,8 +4,8 @@
 // read the same keys for different row blocks, and neighbours' reads merge on the way to L2.
 // line.cuh gives each worker its part of all key tiles; reduce.cuh joins the results that were cut.
 //
-// Blocks of 16 and 32 query rows run with swapped operands (keys_*.cuh), so that nothing is padded to
-// 64 on the query side; blocks of 64 rows with query rows as the wgmma's rows (rows_*.cuh).
+// Blocks of 16 and 32 query rows run with swapped operands (keys_*.cuh), so that nothing is padded
+// to 64 on the query side; blocks of 64 rows with query rows as the wgmma's rows (rows_*.cuh).
 //
 // Roles (warpgroups)   registers   job
 //                      (64 rows)
@@ -51,12 +51,14 @@
 
 namespace mla::sm90 {
 
+/// Warps 1 to 3 of the first warpgroup, when Q is loaded row by row.
+inline constexpr int kQueryThreads = 96;
+
 /// Warp 1 of the first warpgroup: the piece queue, and Q of every piece. When Q cannot be copied in
 /// boxes, warps 2 and 3 help.
 template <class T>
 __device__ __forceinline__ void plan_role(const Context<T>& c, PieceWalk<T>& walk,
                                           const TensorMaps& maps) {
-  constexpr int kQueryThreads = 96;
   const bool by_rows = !T::kPlain && c.p.query_load == QueryLoad::kRows;
   const uint32_t query_full = ptx::smem_address(&c.barriers.query_full);
   const uint32_t query_empty = ptx::smem_address(&c.barriers.query_empty);
@@ -93,7 +95,6 @@ __device__ __forceinline__ void plan_role(const Context<T>& c, PieceWalk<T>& wal
 /// Warps 2 and 3 of the first warpgroup, when Q is loaded row by row.
 template <class T>
 __device__ __noinline__ void query_role(const Context<T>& c) {
-  constexpr int kQueryThreads = 96;
   for (uint32_t count = 0;; ++count) {
     ptx::named_barrier_sync(kQueryBarrier, kQueryThreads);
     const Piece<T::kRows>& piece = c.small.pieces[count & 1];

@@ -1,4 +1,5 @@
-// Swapped operands, values: O^T += V^T P^T, and the end of a piece. See keys_scores.cuh for the layout.
+// Swapped operands, values: O^T += V^T P^T, and the end of a piece. See keys_scores.cuh for the
+// layout.
 #pragma once
 
 #include "cuda/sm90/keys_scores.cuh"
@@ -149,8 +150,7 @@ __device__ __forceinline__ void value_role(const Context<T>& c) {
 
     if (thread == 0) trace(kTraceValuesDone);
     if (!piece.whole) {
-      store_partial(
-          c, p.partial_out + static_cast<int64_t>(piece.partial_slot) * T::kLatent * T::kRows, o);
+      store_partial(c, partial_of<T>(p, piece), o);
     }
     ptx::mbarrier_wait(ptx::smem_address(&c.barriers.stats_full), count & 1);
     if (!piece.whole) {
@@ -160,11 +160,7 @@ __device__ __forceinline__ void value_role(const Context<T>& c) {
     } else {
       store_elements(c, piece, o);
     }
-    __syncwarp();
-    if (leads) {
-      ptx::mbarrier_arrive(ptx::smem_address(&c.barriers.stats_empty));
-      c.release_piece(count);
-    }
+    leave_piece(c, count);
     if (thread == 0) trace(kTraceStored);
   }
 }

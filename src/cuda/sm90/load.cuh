@@ -1,4 +1,4 @@
-// Producer role: latent pages through the block table into the ring, chunk by chunk; queries.
+// Producer role: latent pages through the block table into the ring, group by group; queries.
 #pragma once
 
 #include "cuda/sm90/launch.hpp"

@@ -42,7 +42,7 @@ struct LineRequest {
   int passes = 0;
   int tile_begin = 0;  // of the union of all its rows
   int num_tiles = 0;
-  int result_cost = 0;  // piece_overhead + tiles
+  int result_cost = 0;  // set by the walk: tiles and overhead, or even parts
 
   __device__ int cost() const { return passes * result_cost; }
 };
@@ -83,7 +83,6 @@ __device__ __forceinline__ LineRequest line_request(const KernelParams& p,
   const int end = token_key_end<T::kPlain>(p, r.first_position + l.num_tokens - 1, r.seq_len);
   r.tile_begin = begin / kTileKeys;
   r.num_tiles = begin < end ? (end + kTileKeys - 1) / kTileKeys - r.tile_begin : 0;
-  r.result_cost = p.piece_overhead + r.num_tiles;
   return r;
 }
 

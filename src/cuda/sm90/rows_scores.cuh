@@ -76,10 +76,7 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
   using Element = typename T::Element;
   const KernelParams& p = c.p;
   Stats<T::kRows>& stats = c.small.stats;
-  const float scale = scale_of(p.bmm1_scale, p.bmm1_scale_pointer);
-  const bool transforms =
-      !T::kPlain && (p.logits_soft_cap > 0 || p.alibi_slopes != nullptr || !(scale > 0.0F));
-  const float scale_log2 = transforms ? 1.0F : scale * kLog2E;
+  const auto [scale, transforms, scale_log2] = score_scale<T>(p);
   const uint64_t query = matrix_descriptor(c.query(), 16, 1024);
   const uint32_t probabilities = c.probabilities(0);
   const int row = 16 * c.warp + c.lane / 4;
@@ -120,11 +117,7 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
     };
     ptx::mbarrier_wait(ptx::smem_address(&c.barriers.query_full), count & 1);
     ptx::mbarrier_wait(ptx::smem_address(&c.barriers.rows_full), count & 1);
-    if (!T::kPlain && p.alibi_slopes != nullptr) {
-      const int r = c.warp * 32 + c.lane;
-      if (r < T::kRows) stats.slope[r] = __ldg(p.alibi_slopes + piece.row_head[r]) * kLog2E;
-      ptx::named_barrier_sync(kScoreBarrier, 128);
-    }
+    load_slopes(c, piece);
     if (threadIdx.x == 128) trace(kTraceQuery);
 
 #pragma unroll 1

@@ -168,9 +168,7 @@ __device__ __forceinline__ void value_role(const Context<T>& c) {
 
     if (thread == 0) trace(kTraceValuesDone);
     if (!piece.whole) {
-      store_partial(
-          c, p.partial_out + static_cast<int64_t>(piece.partial_slot) * T::kLatent * T::kRows,
-          kMember, o);
+      store_partial(c, partial_of<T>(p, piece), kMember, o);
     }
     ptx::mbarrier_wait(ptx::smem_address(&c.barriers.stats_full), count & 1);
     if (!piece.whole) {
@@ -179,11 +177,7 @@ __device__ __forceinline__ void value_role(const Context<T>& c) {
       const float f[2] = {stats.final_scale[row], stats.final_scale[row + 8]};
       store_output(c, piece, kMember, f, o);
     }
-    __syncwarp();
-    if (leads) {
-      ptx::mbarrier_arrive(ptx::smem_address(&c.barriers.stats_empty));
-      c.release_piece(count);
-    }
+    leave_piece(c, count);
     if (thread == 0) trace(kTraceStored);
   }
 }

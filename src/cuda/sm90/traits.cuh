@@ -20,7 +20,6 @@ struct Traits {
   static constexpr bool kPlain = kPlainT;
   static constexpr int kChunks = kLatentChunks + kRopeChunks;
   static constexpr int kLatent = kLatentChunks * 64;
-  static constexpr int kRope = kRopeChunks * 64;
   static constexpr bool kSwapped = kRows < 64;
 
   // Warpgroups: one producer, one for scores and softmax, one or two for values.
