@@ -218,6 +218,19 @@ TEST(Sm90Plan, MoreResultsThanWorkersAreSharedOut) {
   for (int requests : {13, 24, 31, 140}) check<Plain16>(uniform(requests, 1, 64 * 9, 16, {}));
 }
 
+TEST(Sm90Plan, EquallyLongResultsStayWholeWhereThatIsHardlyUneven) {
+  for (int requests : {24, 36, 95, 119, 240}) {
+    const Batch batch = uniform(requests, 1, 64 * 9, 16, {});
+    check<Plain16>(batch);
+    for (const auto& f : pieces_of<Plain16>(batch.p)) EXPECT_NE(f.piece.whole, 0) << requests;
+  }
+  // Thirteen on twelve workers: whole would take twice as long.
+  int cut = 0;
+  for (const auto& f : pieces_of<Plain16>(uniform(13, 1, 64 * 40, 16, {}).p))
+    cut += f.piece.whole == 0 ? 1 : 0;
+  EXPECT_GT(cut, 0);
+}
+
 TEST(Sm90Plan, RowBlocksOfAGroupReadTheSameKeys) {
   for (int heads : {64, 65, 128, 200}) {
     for (int group : {1, 2, 4})

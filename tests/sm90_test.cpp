@@ -1,5 +1,6 @@
-// Promises of the sm90 row: its geometry, and what needs a Hopper GPU - replays of one captured call with
-// other lengths, and two streams at once. Elsewhere those are skipped with the row's own reason.
+// Promises of the sm90 row: its geometry, and what needs a Hopper GPU - replays of one captured
+// call with other lengths, and two streams at once. Elsewhere those are skipped with the row's own
+// reason.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -26,9 +27,11 @@ std::string missing_reason() {
 }
 
 sm90::Geometry geometry(std::int64_t heads, std::int64_t max_query_len, std::int64_t tokens,
-                        std::int64_t fixed_split) {
+                        std::int64_t fixed_split, std::int64_t max_seq_len = 131072) {
   constexpr int kMultiprocessors = 132;
   PlanState state;
+  state.problem.num_requests = std::min<std::int64_t>(tokens, 64);
+  state.problem.max_seq_len = max_seq_len;
   state.problem.num_heads = heads;
   state.problem.max_query_len = max_query_len;
   state.problem.num_tokens = tokens;
@@ -42,6 +45,16 @@ TEST(Sm90Geometry, BlocksAreAsSmallAsTheRowsOfARequest) {
   EXPECT_EQ(geometry(33, 1, 64, 0).block_rows, 64);
   EXPECT_EQ(geometry(16, 1'000'000, 1, 0).block_rows, 16);  // one token: the bound over-estimates
   EXPECT_EQ(geometry(16, 1'000'000, 3, 0).block_rows, 64);
+}
+
+TEST(Sm90Geometry, LittleToReadIsSharedByManySmallBlocks) {
+  EXPECT_EQ(geometry(128, 1, 1, 0, 1024).block_rows, 16);
+  EXPECT_EQ(geometry(128, 1, 1, 0, 1024).group, 8);
+  EXPECT_EQ(geometry(64, 1, 4, 0, 4096).block_rows, 32);
+  EXPECT_EQ(geometry(128, 1, 4, 0, 16384).block_rows, 64);
+  // A bound without limit promises nothing.
+  EXPECT_EQ(geometry(128, 1, 4, 0, INT64_MAX).block_rows, 64);
+  EXPECT_EQ(geometry(16, 1, 4, 0, INT64_MAX).block_rows, 16);
 }
 
 TEST(Sm90Geometry, RowsBeyondABlockShareAWorkerAndTheGridFits) {
@@ -58,8 +71,11 @@ TEST(Sm90Geometry, InFixedSplitModeTheKernelDoesNotDependOnTheBatch) {
     for (std::int64_t max_query_len : {1, 2, 4, 8, 1'000'000}) {
       const int alone = geometry(heads, max_query_len, 1, 512).block_rows;
       for (std::int64_t tokens : {2, 3, 64, 4096}) {
-        EXPECT_EQ(geometry(heads, max_query_len, tokens, 512).block_rows, alone)
-            << heads << " heads, at most " << max_query_len << " of " << tokens << " tokens";
+        for (std::int64_t keys : {1, 1000, 1'000'000}) {
+          EXPECT_EQ(geometry(heads, max_query_len, tokens, 512, keys).block_rows, alone)
+              << heads << " heads, at most " << max_query_len << " of " << tokens << " tokens, "
+              << keys << " keys";
+        }
       }
     }
   }
@@ -83,14 +99,16 @@ struct DeviceBatch {
   }
 
   void enqueue(cudaStream_t stream) {
-    throw_if_error(run(*plan, mirror->tensors(), mirror->workspace(), plan->workspace_bytes(), stream));
+    throw_if_error(
+        run(*plan, mirror->tensors(), mirror->workspace(), plan->workspace_bytes(), stream));
   }
   /// Other lengths, on the host for the oracle and on the device for the kernel.
   void set_lengths(const std::vector<std::int32_t>& lengths) {
     const std::size_t bytes = lengths.size() * sizeof(std::int32_t);
     std::memcpy(batch->tensors.seq_lens.data, lengths.data(), bytes);
-    ASSERT_EQ(cudaMemcpy(mirror->tensors().seq_lens.data, lengths.data(), bytes, cudaMemcpyHostToDevice),
-              cudaSuccess);
+    ASSERT_EQ(
+        cudaMemcpy(mirror->tensors().seq_lens.data, lengths.data(), bytes, cudaMemcpyHostToDevice),
+        cudaSuccess);
   }
   void poison() {
     batch->poison_outputs();
@@ -140,7 +158,8 @@ TEST_P(Sm90Replay, ACapturedCallIsRightForAnyLengthsWithinItsBounds) {
     call.poison();
     ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    ASSERT_EQ(call.verdict(), "") << "replay " << i << ", lengths " << testing::PrintToString(lengths);
+    ASSERT_EQ(call.verdict(), "") << "replay " << i << ", lengths "
+                                  << testing::PrintToString(lengths);
   }
   cudaGraphExecDestroy(replay);
   cudaGraphDestroy(graph);

@@ -171,7 +171,7 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
   const KernelParams& p = c.p;
   Stats<T::kRows>& stats = c.small.stats;
   const auto [scale, transforms, scale_log2] = score_scale<T>(p);
-  const uint64_t query = matrix_descriptor(c.query(), 16, 1024);
+  const uint32_t query = ptx::uniform(matrix_operand(c.query()));
 
   RingCursor<T::kSlots> cursor;
   uint32_t tile_count = 0;
@@ -212,10 +212,11 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
         c.wait_full(cursor);
         laps.lap(kSumWaitFull);
         wgmma_fence();
+        const uint32_t keys = ptx::uniform(matrix_operand(c.chunk(cursor, 0)));
 #pragma unroll
         for (int i = 0; i < T::kGroupChunks; ++i) {
-          const uint64_t k = matrix_descriptor(c.chunk(cursor, i), 8192, 1024);
-          const uint64_t q = query + ((g * T::kGroupChunks + i) * T::kQueryChunkBytes >> 4);
+          const uint32_t k = keys + (i * T::kChunkBytes >> 4);
+          const uint32_t q = query + ((g * T::kGroupChunks + i) * T::kQueryChunkBytes >> 4);
 #pragma unroll
           for (int step = 0; step < 4; ++step) {
             Mma::template ss<0, 0>(s, k + (step * 32 >> 4), q + (step * 32 >> 4));

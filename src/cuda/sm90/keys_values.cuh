@@ -113,7 +113,7 @@ __device__ __forceinline__ void value_role(const Context<T>& c) {
           }
         }
       }
-      const uint64_t probabilities = matrix_descriptor(c.probabilities(b), 16, 1024);
+      const uint32_t probabilities = ptx::uniform(matrix_operand(c.probabilities(b)));
       RingCursor<T::kSlots> done = cursor;
       wgmma_fence();
 #pragma unroll
@@ -121,9 +121,10 @@ __device__ __forceinline__ void value_role(const Context<T>& c) {
         // The scores waited for this copy already; this makes its bytes visible to this warpgroup.
         c.wait_full(cursor);
         wgmma_fence();
+        const uint32_t group = ptx::uniform(matrix_operand(c.chunk(cursor, 0), T::kChunkBytes));
 #pragma unroll
         for (int i = 0; i < T::kGroupChunks && g * T::kGroupChunks + i < T::kLatentChunks; ++i) {
-          const uint64_t values = matrix_descriptor(c.chunk(cursor, i), 8192, 1024);
+          const uint32_t values = group + (i * T::kChunkBytes >> 4);
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
             Mma::template ss<1, 0>(o[g * T::kGroupChunks + i], values + (k * 2048 >> 4),

@@ -2,6 +2,7 @@
 #include "cuda/sm90/launch.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <numeric>
@@ -21,6 +22,17 @@ constexpr int kPieceOverhead = 1;  // tiles; docs/kernel-sm90.md
 constexpr int kMinPiece = 1;
 constexpr int kEvenSlack = 20;  // of 64
 constexpr int kCopiesInFlight = 4;
+
+/// Microseconds of a call: a fixed part, and one for every key tile and row block of a
+/// multiprocessor (docs/kernel-sm90.md). However few the blocks, a tile comes from memory no faster
+/// than kTileReadUs.
+struct BlockCost {
+  int rows;
+  double fixed_us;
+  double tile_us;
+};
+constexpr BlockCost kBlockCosts[] = {{16, 9.3, 1.2}, {32, 11.3, 1.53}, {64, 16.5, 2.1}};
+constexpr double kTileReadUs = 2.29;
 
 std::size_t round_up(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -277,6 +289,26 @@ LaunchKernel find_kernel(const DecodeProblem& problem, int rows, bool plain) {
   return bf16 ? kernel_bf16_512_64(rows, plain) : kernel_f16_512_64(rows, plain);
 }
 
+/// Rows of a block. Small blocks start, multiply and merge sooner, but a key tile is read from L2
+/// and multiplied once for each of them: they pay while there is little to read.
+int choose_block_rows(const DecodeProblem& problem, std::int64_t rows, int num_multiprocessors) {
+  const double tiles_of_request =
+      std::ceil(static_cast<double>(clamp_to_int32(problem.max_seq_len)) / kTileKeys);
+  const double tiles =
+      static_cast<double>(problem.num_requests) * tiles_of_request / num_multiprocessors;
+  int best_rows = 0;
+  double best_us = std::numeric_limits<double>::infinity();
+  for (const BlockCost& cost : kBlockCosts) {
+    const auto blocks = static_cast<double>((rows + cost.rows - 1) / cost.rows);
+    const double us = cost.fixed_us + tiles * std::max(blocks * cost.tile_us, kTileReadUs);
+    if (us < best_us) {
+      best_us = us;
+      best_rows = cost.rows;
+    }
+  }
+  return best_rows;
+}
+
 }  // namespace
 
 Geometry make_geometry(const PlanState& state, int num_multiprocessors) noexcept {
@@ -285,12 +317,16 @@ Geometry make_geometry(const PlanState& state, int num_multiprocessors) noexcept
     return std::clamp<std::int64_t>(problem.max_query_len, 1, most_tokens) * problem.num_heads;
   };
   const std::int64_t rows = rows_of(std::max<std::int64_t>(problem.num_tokens, 1));
-  // The kernels of different row blocks sum in different orders. In fixed_split mode a row's bits
-  // must not depend on how many tokens the batch has: the bound alone decides.
-  constexpr std::int64_t kManyTokens = 64;
-  const std::int64_t row_bound = state.options.fixed_split > 0 ? rows_of(kManyTokens) : rows;
   Geometry g;
-  g.block_rows = row_bound <= 16 ? 16 : (row_bound <= 32 ? 32 : 64);
+  if (state.options.fixed_split > 0) {
+    // The kernels of different row blocks sum in different orders. A row's bits must not depend on
+    // how many tokens or keys the batch has: the query bound alone decides.
+    constexpr std::int64_t kManyTokens = 64;
+    const std::int64_t row_bound = rows_of(kManyTokens);
+    g.block_rows = row_bound <= 16 ? 16 : (row_bound <= 32 ? 32 : 64);
+  } else {
+    g.block_rows = choose_block_rows(problem, rows, num_multiprocessors);
+  }
   const std::int64_t blocks = (rows + g.block_rows - 1) / g.block_rows;
   g.group = static_cast<int>(std::min<std::int64_t>({blocks, kMaxGroup, num_multiprocessors}));
   g.num_workers = num_multiprocessors / g.group;

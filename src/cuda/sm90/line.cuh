@@ -54,8 +54,19 @@ class PieceWalk {
     workers_ = min(p.num_workers, max(1, total_ >> p.min_share_log2));
     quotient_ = divide(total_, workers_);
     even_tiles_ = 0;
-    if (num_results <= p.num_workers && num_results > 0 && p.even_slack >= 0) {
-      longest = __reduce_max_sync(~0U, longest);
+    if (num_results > 0 && p.even_slack >= 0) longest = __reduce_max_sync(~0U, longest);
+    if (num_results > p.num_workers && p.even_slack >= 0) {
+      // Equally long results stay whole, so many a worker, where that is hardly uneven.
+      const int share = divide(num_results + p.num_workers - 1, p.num_workers);
+      const bool equal = longest * num_results == total_ - num_results * p.piece_overhead;
+      if (equal && share * (longest + p.piece_overhead) <= quotient_ + (quotient_ >> 4) + 1) {
+        even_tiles_ = max(longest, 1);
+        cost = results;
+        total_ = num_results;
+        workers_ = divide(num_results + share - 1, share);
+        quotient_ = divide(total_, workers_);
+      }
+    } else if (num_results > 0 && p.even_slack >= 0) {
       // Even parts of at most `tiles` each: nearly the smallest number for which the workers
       // suffice. Where all results are equally long the first guess is right.
       const int parts = divide(p.num_workers, num_results);
@@ -237,8 +248,7 @@ class PieceWalk {
   /// Moves a cut at line position x to the edge of its result where a piece would be too small.
   __device__ int snap(int x, int prefix, int result_cost, int passes) const {
     if (even_tiles_ > 0) return x;
-    const int start =
-        prefix + (passes == 1 ? 0 : divide(x - prefix, result_cost) * result_cost);
+    const int start = prefix + (passes == 1 ? 0 : divide(x - prefix, result_cost) * result_cost);
     if (x - start - p_.piece_overhead < p_.min_piece) return start;
     if (start + result_cost - x < p_.min_piece) return start + result_cost;
     return x;

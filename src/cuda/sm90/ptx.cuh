@@ -142,6 +142,11 @@ __device__ __forceinline__ void store_cg(float* target, float a, float b) {
   __stcg(reinterpret_cast<float2*>(target), float2{a, b});
 }
 
+/// The same value in every lane, and the compiler knows: it goes to a uniform register, once.
+__device__ __forceinline__ uint32_t uniform(uint32_t value) {
+  return __shfl_sync(~0U, value, 0);
+}
+
 // Registers ---------------------------------------------------------------------------------
 
 template <int kRegisters>

@@ -77,7 +77,7 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
   const KernelParams& p = c.p;
   Stats<T::kRows>& stats = c.small.stats;
   const auto [scale, transforms, scale_log2] = score_scale<T>(p);
-  const uint64_t query = matrix_descriptor(c.query(), 16, 1024);
+  const uint32_t query = ptx::uniform(matrix_operand(c.query()));
   const uint32_t probabilities = c.probabilities(0);
   const int row = 16 * c.warp + c.lane / 4;
 
@@ -138,16 +138,17 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
         c.wait_full(cursor);
         laps.lap(kSumWaitFull);
         wgmma_fence();
+        const uint32_t keys = ptx::uniform(matrix_operand(c.chunk(cursor, 0)));
 #pragma unroll
         for (int i = 0; i < T::kGroupChunks; ++i) {
           const int chunk = g * T::kGroupChunks + i;
-          const uint64_t k = matrix_descriptor(c.chunk(cursor, i), 16, 1024);
+          const uint32_t k = keys + (i * T::kChunkBytes >> 4);
 #pragma unroll
           for (int step = 0; step < 4; ++step) {
             if (chunk < T::kRegisterChunks) {
               Mma::rs(s, q[chunk < T::kRegisterChunks ? chunk : 0][step], k + (step * 32 >> 4));
             } else {
-              const uint64_t a = query + ((chunk - T::kRegisterChunks) * T::kQueryChunkBytes >> 4);
+              const uint32_t a = query + ((chunk - T::kRegisterChunks) * T::kQueryChunkBytes >> 4);
               Mma::template ss<0, 0>(s, a + (step * 32 >> 4), k + (step * 32 >> 4));
             }
           }

@@ -68,7 +68,7 @@ constexpr __host__ __device__ int num_chunks(int member, int g) {
 
 /// O += P V of kCount neighbouring chunks, 64 keys.
 template <class T, int kCount>
-__device__ __forceinline__ void multiply_values(float* o, uint64_t probabilities, uint64_t values) {
+__device__ __forceinline__ void multiply_values(float* o, uint32_t probabilities, uint32_t values) {
   if constexpr (kCount == 4) {  // n256 does not fit beside the roles' registers
     multiply_values<T, 2>(o, probabilities, values);
     multiply_values<T, 2>(o + 64, probabilities, values + (2 * T::kChunkBytes >> 4));
@@ -85,7 +85,7 @@ __device__ __forceinline__ void multiply_values(float* o, uint64_t probabilities
 template <class T, int kMember, int kGroup = 0, int kPrevious = -1>
 __device__ __forceinline__ void multiply_tile(const Context<T>& c,
                                               const RingCursor<T::kSlots>& tile,
-                                              uint64_t probabilities, float* o) {
+                                              uint32_t probabilities, float* o) {
   if constexpr (kGroup == T::kGroups) {
     wgmma_wait<0>();
     if (c.lane == 0) c.release(tile.ahead(kPrevious));
@@ -100,9 +100,10 @@ __device__ __forceinline__ void multiply_tile(const Context<T>& c,
       // The scores waited for this copy already; this makes its bytes visible to this warpgroup.
       c.wait_full(slot);
       wgmma_fence();
-      multiply_values<T, kCount>(o + (kFirst - kMember * T::kValueChunks) * 32, probabilities,
-                                 matrix_descriptor(c.chunk(slot, kFirst - kGroup * T::kGroupChunks),
-                                                   T::kChunkBytes, 1024));
+      multiply_values<T, kCount>(
+          o + (kFirst - kMember * T::kValueChunks) * 32, probabilities,
+          ptx::uniform(
+              matrix_operand(c.chunk(slot, kFirst - kGroup * T::kGroupChunks), T::kChunkBytes)));
       wgmma_commit();
       if constexpr (kPrevious >= 0) {
         wgmma_wait<1>();
@@ -119,7 +120,7 @@ __device__ __forceinline__ void value_role(const Context<T>& c) {
   Stats<T::kRows>& stats = c.small.stats;
   const int thread = kMember * 128 + c.warp * 32 + c.lane;
   const int row = 16 * c.warp + c.lane / 4;
-  const uint64_t probabilities = matrix_descriptor(c.probabilities(0), 16, 1024);
+  const uint32_t probabilities = ptx::uniform(matrix_operand(c.probabilities(0)));
 
   RingCursor<T::kSlots> cursor;  // first group of the tile
   uint32_t tile_count = 0;

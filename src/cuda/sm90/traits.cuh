@@ -8,9 +8,9 @@
 namespace mla::sm90 {
 
 /// A kernel for blocks of kRows query rows against kLatentChunks * 64 latent and kRopeChunks * 64
-/// rotary values. 16 and 32 rows: operands swapped (keys_*.cuh). 64 rows: query rows are the wgmma's
-/// 64 (rows_*.cuh). kPlain kernels leave out what calls rarely ask for (launch.cpp: is_plain): code
-/// that is not there need not be fetched.
+/// rotary values. 16 and 32 rows: operands swapped (keys_*.cuh). 64 rows: query rows are the
+/// wgmma's 64 (rows_*.cuh). kPlain kernels leave out what calls rarely ask for (launch.cpp:
+/// is_plain): code that is not there need not be fetched.
 template <class ElementT, int kRowsT, int kLatentChunksT, int kRopeChunksT, bool kPlainT>
 struct Traits {
   using Element = ElementT;
