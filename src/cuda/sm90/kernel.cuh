@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     decode_kernel(const __grid_constant__ TensorMaps maps, const __grid_constant__ KernelParams p) {
   extern __shared__ char shared_raw[];
   __shared__ __align__(8) SharedBarriers<T> barriers;
-  char* shared = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(shared_raw) + 1023) &
-                                         ~static_cast<uintptr_t>(1023));
+  // By an offset, not by a cast: so the compiler still knows that this is shared memory.
+  char* shared = shared_raw + (0U - ptx::smem_address(shared_raw)) % 1024;
   SmallShared<T>& small = *reinterpret_cast<SmallShared<T>*>(shared + T::kSmallOffset);
   static_assert(sizeof(SmallShared<T>) <= T::kSmallBytes, "SmallShared outgrew its place");
 

@@ -146,7 +146,7 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
 #pragma unroll
           for (int step = 0; step < 4; ++step) {
             if (chunk < T::kRegisterChunks) {
-              Mma::rs(s, q[chunk < T::kRegisterChunks ? chunk : 0][step], k + (step * 32 >> 4));
+              Mma::template rs<0>(s, q[chunk < T::kRegisterChunks ? chunk : 0][step], k + (step * 32 >> 4));
             } else {
               const uint32_t a = query + ((chunk - T::kRegisterChunks) * T::kQueryChunkBytes >> 4);
               Mma::template ss<0, 0>(s, a + (step * 32 >> 4), k + (step * 32 >> 4));
@@ -168,14 +168,17 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
       if (first_key < plain_begin || first_key + kTileKeys > plain_end) {
         mask_scores(c, piece, first_key, s);
       }
-      float tile_max[2] = {s[0], s[2]};
+      float tile_max[2];
 #pragma unroll
-      for (int e = 1; e < 16; ++e) {
-        tile_max[0] = fmaxf(tile_max[0], s[4 * (e / 2) + e % 2]);
-        tile_max[1] = fmaxf(tile_max[1], s[4 * (e / 2) + 2 + e % 2]);
+      for (int half = 0; half < 2; ++half) {
+        float m[4];  // side by side
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float* two = &s[8 * e + 2 * half];
+          m[e] = fmaxf(fmaxf(two[0], two[1]), fmaxf(two[4], two[5]));
+        }
+        tile_max[half] = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3])) * scale_log2;
       }
-      tile_max[0] *= scale_log2;
-      tile_max[1] *= scale_log2;
       const bool moves =
           __any_sync(~0U, tile_max[0] > max[0] + kSlack || tile_max[1] > max[1] + kSlack);
       float factor[2] = {1.0F, 1.0F};
@@ -205,6 +208,9 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
           packed[2 * j + half] = pack<Element>(e0, e1);
         }
       }
+      // P is finished before the wait: the compiler would move the work behind it.
+#pragma unroll
+      for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(packed[i]));
       laps.lap(kSumSoftmax);
       // The values of the tile before have read P and the factors.
       ptx::mbarrier_wait(ptx::smem_address(&c.barriers.p_empty[0]), (tile_count & 1) ^ 1);
