@@ -26,7 +26,8 @@ __device__ __forceinline__ void store_partial(const Context<T>& c, float* partia
 }
 
 /// A whole result in 16 bits: 8 x 8 transposes between lanes give every lane two neighbouring dims
-/// of a row.
+/// of a row, and an exchange in each quad of lanes eight: whole sectors, and a fourth of the
+/// stores.
 template <class T>
 __device__ __forceinline__ void store_output(const Context<T>& c, const Piece<T::kRows>& piece,
                                              const float (&o)[T::kValueChunks][T::kRows / 2]) {
@@ -36,18 +37,20 @@ __device__ __forceinline__ void store_output(const Context<T>& c, const Piece<T:
   for (int j = 0; j < T::kRows / 8; ++j) {
     const float2 f = *reinterpret_cast<const float2*>(&stats.final_scale[column_of(j, 0, c.lane)]);
     const int r = 8 * j + c.lane / 4;
+    // After the exchange this lane has one half of one of two chunks.
     uint16_t* row = ptx::opaque(static_cast<uint16_t*>(c.p.out) + piece.row_out[r] + 16 * c.warp +
-                                2 * (c.lane % 4));
+                                c.lane / 2 % 2 * 64 + c.lane % 2 * 8);
     const bool live = r < piece.num_rows;
 #pragma unroll
-    for (int chunk = 0; chunk < T::kValueChunks; ++chunk) {
+    for (int chunk = 0; chunk < T::kValueChunks; chunk += 2) {
+      uint32_t v[4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t two_rows = pack_output(o[chunk][4 * j + 2 * half] * f.x,
-                                              o[chunk][4 * j + 2 * half + 1] * f.y, is_f16);
-        const uint32_t two_dims = ptx::movmatrix_trans(two_rows);
-        if (live) *reinterpret_cast<uint32_t*>(row + chunk * 64 + 8 * half) = two_dims;
+      for (int k = 0; k < 4; ++k) {
+        const float* two = &o[chunk + k / 2][4 * j + 2 * (k % 2)];
+        v[k] = ptx::movmatrix_trans(pack_output(two[0] * f.x, two[1] * f.y, is_f16));
       }
+      ptx::quad_transpose(v, c.lane);
+      if (live) *reinterpret_cast<uint4*>(row + chunk * 64) = uint4{v[0], v[1], v[2], v[3]};
     }
   }
 }

@@ -271,11 +271,7 @@ KernelParams make_params(const PlanState& state, const DecodeTensors& tensors,
 
 /// Whether the kernels without the rare paths serve this call.
 bool is_plain(const KernelParams& p) {
-  const auto even = [](std::int64_t stride) { return stride % 2 == 0; };
-  const bool packed_output = static_cast<DType>(p.out_dtype) != DType::kF32 &&
-                             even(p.out_stride.token) && even(p.out_stride.head) &&
-                             reinterpret_cast<std::uintptr_t>(p.out) % 4 == 0;
-  return packed_output && p.query_load != QueryLoad::kRows && p.sliding_window == 0 &&
+  return p.out_vector_stores && p.query_load != QueryLoad::kRows && p.sliding_window == 0 &&
          p.cp.world == 1 && p.logits_soft_cap <= 0 && p.alibi_slopes == nullptr &&
          p.bmm1_scale_pointer == nullptr && p.bmm1_scale > 0;
 }

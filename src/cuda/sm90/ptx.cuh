@@ -126,6 +126,22 @@ __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t a) {
   return r;
 }
 
+/// Transposes the 4 x 4 matrix that lies across each quad of lanes, a row a lane: a[k] becomes a[q]
+/// of lane k, q being the lane's number in its quad.
+__device__ __forceinline__ void quad_transpose(uint32_t (&a)[4], int lane) {
+  const bool odd = lane & 1, upper = lane & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t other = __shfl_xor_sync(~0U, odd ? a[i] : a[i + 1], 1);
+    (odd ? a[i] : a[i + 1]) = other;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t other = __shfl_xor_sync(~0U, upper ? a[i] : a[i + 2], 2);
+    (upper ? a[i] : a[i + 2]) = other;
+  }
+}
+
 /// The same pointer, but the compiler cannot tell: sums with constants are then not hoisted out of
 /// loops, where each would hold two registers.
 template <class P>

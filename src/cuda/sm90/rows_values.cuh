@@ -22,7 +22,8 @@ __device__ __forceinline__ void store_partial(const Context<T>& c, float* partia
   }
 }
 
-/// A whole result.
+/// A whole result. In 16 bits a quad of lanes exchanges what it holds of a row, so that each lane
+/// stores eight neighbouring values: whole sectors, and a fourth of the stores.
 template <class T>
 __device__ __forceinline__ void store_output(const Context<T>& c, const Piece<T::kRows>& piece,
                                              int member, const float (&f)[2],
@@ -31,22 +32,37 @@ __device__ __forceinline__ void store_output(const Context<T>& c, const Piece<T:
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = 16 * c.warp + c.lane / 4 + 8 * half;
-    if (r >= piece.num_rows) continue;
+    const bool live = r < piece.num_rows;
     const int64_t offset = piece.row_out[r] + 2 * (c.lane % 4) + T::value_dim(member, 0);
-    uint16_t* target = ptx::opaque(static_cast<uint16_t*>(c.p.out) + offset);
+    if (T::kPlain || c.p.out_vector_stores) {
+      uint16_t* target = ptx::opaque(static_cast<uint16_t*>(c.p.out) + offset + 6 * (c.lane % 4));
 #pragma unroll
-    for (int chunk = 0; chunk < T::kValueChunks; ++chunk) {
+      for (int chunk = 0; chunk < T::kValueChunks; ++chunk) {
+#pragma unroll
+        for (int j = 0; j < 8; j += 4) {
+          uint32_t v[4];
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            v[k] = pack_output(o[chunk][4 * (j + k) + 2 * half] * f[half],
+                               o[chunk][4 * (j + k) + 2 * half + 1] * f[half], is_f16);
+          }
+          ptx::quad_transpose(v, c.lane);
+          if (live) {
+            *reinterpret_cast<uint4*>(target + T::value_dim(0, chunk) + 8 * j) =
+                uint4{v[0], v[1], v[2], v[3]};
+          }
+        }
+      }
+      continue;
+    }
+    if (!live) continue;
+#pragma unroll
+    for (int chunk = 0; chunk < T::kValueChunks; ++chunk) {  // f32, and rows that are not aligned
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float a = o[chunk][4 * j + 2 * half] * f[half];
-        const float b = o[chunk][4 * j + 2 * half + 1] * f[half];
         const int dim = T::value_dim(0, chunk) + 8 * j;
-        if (T::kPlain || c.p.out_vector_stores) {
-          *reinterpret_cast<uint32_t*>(target + dim) = pack_output(a, b, is_f16);
-        } else {  // f32, and rows that are not aligned
-          store_element(c.p, offset + dim, a);
-          store_element(c.p, offset + dim + 1, b);
-        }
+        store_element(c.p, offset + dim, o[chunk][4 * j + 2 * half] * f[half]);
+        store_element(c.p, offset + dim + 1, o[chunk][4 * j + 2 * half + 1] * f[half]);
       }
     }
   }
