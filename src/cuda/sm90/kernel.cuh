@@ -107,23 +107,23 @@ __device__ __noinline__ void query_role(const Context<T>& c) {
 }
 
 template <class T>
-__device__ __forceinline__ void copy_role(const Context<T>& c, const TensorMaps& maps) {
+__device__ __forceinline__ void copy_role(const Context<T>& c, const TensorMaps& maps, int copier) {
   TileLoader<T> loader(c.p, maps, c.ring(), ptx::smem_address(c.barriers.full),
-                       ptx::smem_address(c.barriers.empty));
+                       ptx::smem_address(c.barriers.empty), copier);
 #pragma unroll 1
   for (uint32_t count = 0;; ++count) {
     const Piece<T::kRows>& piece = c.wait_piece(count);
     if (!piece.valid) break;
-    if (count == 0) trace(kTraceFirstCopy);
+    if (count == 0 && copier == 0) trace(kTraceFirstCopy);
     loader.load_piece(piece);
     c.release_piece(count);
   }
-  trace(kTraceLastCopy);
+  if (copier == 0) trace(kTraceLastCopy);
 }
 
 /// One warp, side by side.
 template <class T>
-__device__ __forceinline__ void init_barriers(SharedBarriers<T>& barriers, int lane) {
+__device__ __forceinline__ void init_barriers(SharedBarriers<T>& barriers, int copiers, int lane) {
   static_assert(T::kSlots <= 32, "a lane for every slot");
   if (lane < T::kSlots) {
     ptx::mbarrier_init(ptx::smem_address(&barriers.full[lane]), 1);
@@ -133,7 +133,8 @@ __device__ __forceinline__ void init_barriers(SharedBarriers<T>& barriers, int l
     ptx::mbarrier_init(ptx::smem_address(&barriers.p_full[lane]), 4);
     ptx::mbarrier_init(ptx::smem_address(&barriers.p_empty[lane]), 4 * T::kValueWarpgroups);
     ptx::mbarrier_init(ptx::smem_address(&barriers.piece_full[lane]), 1);
-    ptx::mbarrier_init(ptx::smem_address(&barriers.piece_empty[lane]), 5 + 4 * T::kValueWarpgroups);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.piece_empty[lane]),
+                       copiers + 4 + 4 * T::kValueWarpgroups);
   }
   if (lane == 0) {
     ptx::mbarrier_init(ptx::smem_address(&barriers.query_full), 1);
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     }
     if (warp == 0) {
       if (context.lane == 0) trace(kTraceStart);
-      init_barriers(barriers, context.lane);
+      init_barriers(barriers, num_copiers<T>(p), context.lane);
       if (context.lane < 2) small.cuts[context.lane].valid = 0;
     } else if (warp == 2 && context.lane == 0) {
       ptx::prefetch_tensor_map(&maps.kv);
@@ -179,10 +180,11 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       ptx::prefetch_tensor_map(&maps.q_pe);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      copy_role<T>(context, maps);
-    } else if (!T::kPlain && warp > 1 && p.query_load == QueryLoad::kRows) {
+    if (!T::kPlain && warp > 1 && p.query_load == QueryLoad::kRows) {
       query_role<T>(context);
+    } else if (const int copier = warp == 0 ? 0 : warp - 1;
+               context.lane == 0 && copier < num_copiers<T>(p)) {
+      copy_role<T>(context, maps, copier);
     }
     return;
   }

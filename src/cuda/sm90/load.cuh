@@ -53,15 +53,26 @@ __device__ __forceinline__ void copy_query(const TensorMaps& maps, int y, int z,
   }
 }
 
-/// One thread. Copies the keys [key_begin, key_end) of each tile of a piece; keys outside are never
-/// touched, not even their table entries, because nobody may own them.
+/// Threads that issue copies. Pages smaller than a tile need so many boxes that one thread cannot
+/// issue them as fast as memory delivers: then each takes its share of every group's chunks.
+inline constexpr int kMostCopiers = 3;
+template <class T>
+__device__ __forceinline__ int num_copiers(const KernelParams& p) {
+  const bool helpers_load_query = !T::kPlain && p.query_load == QueryLoad::kRows;
+  return p.box_keys < kTileKeys && !helpers_load_query ? kMostCopiers : 1;
+}
+
+/// One thread of `num_copiers`; the first announces the bytes of all. Copies the keys [key_begin,
+/// key_end) of each tile of a piece; keys outside are never touched, not even their table entries,
+/// because nobody may own them.
 template <class T>
 class TileLoader {
  public:
   __device__ TileLoader(const KernelParams& p, const TensorMaps& maps, uint32_t ring, uint32_t full,
-                        uint32_t empty)
+                        uint32_t empty, int copier)
       : p_(p),
         maps_(maps),
+        copier_(copier),
         ring_(ring),
         full_(full),
         empty_(empty),
@@ -110,7 +121,7 @@ class TileLoader {
       }
       ++issued_;
     }
-    ptx::mbarrier_expect(full_ + cursor_.slot * 8, bytes);
+    if (copier_ == 0) ptx::mbarrier_expect(full_ + cursor_.slot * 8, bytes);
     return full_ + cursor_.slot * 8;
   }
 
@@ -121,7 +132,7 @@ class TileLoader {
       const int count = min(T::kGroupChunks, T::kRegisterChunks - first);
       const uint32_t slot_full = acquire(count * T::kQueryChunkBytes);
 #pragma unroll 1
-      for (int i = 0; i < count; ++i) {
+      for (int i = 0; i < count && copier_ == 0; ++i) {
         copy_query_chunk<T>(maps_, first + i, piece.query_y, piece.query_z,
                             ring_ + cursor_.slot * T::kSlotBytes + i * T::kChunkBytes, slot_full);
       }
@@ -137,6 +148,7 @@ class TileLoader {
     const int shift = 31 - __clz(box_keys);  // a divisor of 64
     const int box_begin = max(key_begin - first_key, 0) >> shift;
     const int box_end = min((key_end - first_key + box_keys - 1) >> shift, kTileKeys >> shift);
+    const int step = num_copiers<T>(p_);
     // The ids of up to four pages stay in registers for all chunks; more are read again from L1.
     int page[4], offset[4];
 #pragma unroll
@@ -148,7 +160,7 @@ class TileLoader {
     for (int first = 0; first < T::kChunks; first += T::kGroupChunks) {
       const uint32_t slot_full = acquire((box_end - box_begin) * box_bytes * T::kGroupChunks);
 #pragma unroll 1
-      for (int i = 0; i < T::kGroupChunks; ++i) {
+      for (int i = copier_; i < T::kGroupChunks; i += step) {
         const uint32_t target = ring_ + cursor_.slot * T::kSlotBytes + i * T::kChunkBytes;
 #pragma unroll
         for (int b = 0; b < 4; ++b) {
@@ -177,6 +189,7 @@ class TileLoader {
 
   const KernelParams& p_;
   const TensorMaps& maps_;
+  const int copier_;
   uint32_t ring_, full_, empty_;
   uint64_t policy_;
   RingCursor<T::kSlots> cursor_{0, 1};  // the first lap finds every slot empty
