@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -122,6 +123,47 @@ struct DeviceBatch {
   }
 };
 
+/// `calls` calls on the same tensors and workspace, one after the other, captured once.
+class CapturedCalls {
+ public:
+  CapturedCalls(DeviceBatch& call, int calls) {
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < calls; ++i) call.enqueue(stream_);
+    check(cudaStreamEndCapture(stream_, &graph_));
+    check(cudaGraphInstantiate(&replay_, graph_, 0));
+  }
+  CapturedCalls(const CapturedCalls&) = delete;
+  CapturedCalls& operator=(const CapturedCalls&) = delete;
+  ~CapturedCalls() {
+    cudaGraphExecDestroy(replay_);
+    cudaGraphDestroy(graph_);
+    cudaStreamDestroy(stream_);
+  }
+  void replay() const {
+    check(cudaGraphLaunch(replay_, stream_));
+    check(cudaStreamSynchronize(stream_));
+  }
+
+ private:
+  static void check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess); }
+
+  cudaStream_t stream_ = nullptr;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t replay_ = nullptr;
+};
+
+/// Lengths of a batch from nothing to `longest`, many of them tiny.
+std::vector<std::int32_t> random_lengths(Rng& rng, std::int64_t num_requests,
+                                         std::uint64_t longest) {
+  std::vector<std::int32_t> lengths;
+  for (std::int64_t b = 0; b < num_requests; ++b) {
+    const std::uint64_t limit = rng.next() % 4 == 0 ? 70 : longest;
+    lengths.push_back(static_cast<std::int32_t>(rng.next() % (limit + 1)));
+  }
+  return lengths;
+}
+
 class Sm90 : public testing::Test {
  protected:
   void SetUp() override {
@@ -138,43 +180,97 @@ TEST_P(Sm90Replay, ACapturedCallIsRightForAnyLengthsWithinItsBounds) {
   constexpr int kReplays = 60;
   constexpr std::uint64_t kLongest = 1500;
   DeviceBatch call(GetParam());
-  cudaStream_t stream = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  call.enqueue(stream);
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&replay, graph, 0), cudaSuccess);
-
+  const CapturedCalls captured(call, 1);
   Rng rng(17);
   for (int i = 0; i < kReplays; ++i) {
-    std::vector<std::int32_t> lengths;
-    for (std::int64_t b = 0; b < call.batch->problem.num_requests; ++b) {
-      const std::uint64_t limit = rng.next() % 4 == 0 ? 70 : kLongest;  // empty and tiny ones too
-      lengths.push_back(static_cast<std::int32_t>(rng.next() % (limit + 1)));
-    }
+    const auto lengths = random_lengths(rng, call.batch->problem.num_requests, kLongest);
     call.set_lengths(lengths);
     call.poison();
-    ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    captured.replay();
     ASSERT_EQ(call.verdict(), "") << "replay " << i << ", lengths "
                                   << testing::PrintToString(lengths);
   }
-  cudaGraphExecDestroy(replay);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Sm90Replay,
                          testing::Values("b=5,h=16,len=1500", "b=3,sq=2,h=16,len=1500,page=16",
-                                         "b=2,h=64,len=1500", "b=2,h=96,len=1500,window=200",
+                                         "b=2,h=64,len=1500", "b=2,h=64,len=1500,maxlen=1000000",
+                                         "b=2,h=96,len=1500,window=200,maxlen=1000000",
                                          "b=4,h=8,len=1500,out=f32,sinks=1"));
+
+/// The bits of one row of a 16-bit output, and its lse.
+std::vector<std::uint16_t> row_bits(const DeviceBatch& call, std::int64_t token,
+                                    std::int64_t head) {
+  const TensorView& out = call.batch->tensors.out;
+  const auto* row =
+      static_cast<const std::uint16_t*>(out.data) + token * out.stride[0] + head * out.stride[1];
+  return {row, row + call.batch->problem.kv_lora_rank};
+}
+float row_lse(const DeviceBatch& call, std::int64_t token, std::int64_t head) {
+  const TensorView& lse = call.batch->tensors.lse;
+  return static_cast<const float*>(lse.data)[token * lse.stride[0] + head * lse.stride[1]];
+}
+
+// Whole results, cut ones, and each kernel.
+TEST_F(Sm90, ANotANumberInAQueryIsHandedOnAndStaysInItsRow) {
+  constexpr std::uint16_t kNaN = 0x7FC0;  // bf16
+  constexpr std::int64_t kHead = 3;
+  for (const char* problem :
+       {"b=1,h=16,len=40", "b=1,h=16,len=3000", "b=1,h=32,len=3000,maxlen=1000000",
+        "b=1,h=64,len=40,maxlen=1000000", "b=2,h=64,len=3000,maxlen=1000000"}) {
+    SCOPED_TRACE(problem);
+    DeviceBatch call(problem);
+    const std::int64_t num_heads = call.batch->problem.num_heads;
+    call.enqueue(nullptr);
+    ASSERT_EQ(call.verdict(), "");
+    std::vector<std::vector<std::uint16_t>> clean;
+    for (std::int64_t head = 0; head < num_heads; ++head) clean.push_back(row_bits(call, 0, head));
+    const TensorView& q = call.mirror->tensors().q;
+    ASSERT_EQ(cudaMemcpy(static_cast<std::uint16_t*>(q.data) + kHead * q.stride[1] + 5, &kNaN,
+                         sizeof(kNaN), cudaMemcpyHostToDevice),
+              cudaSuccess);
+    call.poison();
+    call.enqueue(nullptr);
+    throw_if_error(call.mirror->download_outputs());
+    for (std::int64_t head = 0; head < num_heads; ++head) {
+      if (head != kHead) {
+        EXPECT_EQ(row_bits(call, 0, head), clean[static_cast<std::size_t>(head)]) << head;
+        continue;
+      }
+      EXPECT_TRUE(std::isnan(row_lse(call, 0, head)));
+      for (const std::uint16_t bits : row_bits(call, 0, head)) EXPECT_GT(bits & 0x7FFF, 0x7F80);
+    }
+  }
+}
+
+// Each replay runs three dependent calls on one workspace: a call may start before the one before
+// it has ended, and finds the counters as that one leaves them.
+TEST_F(Sm90, TenThousandReplaysOfThreeDependentCallsAreRightOnASample) {
+  constexpr int kReplays = 10'000;
+  constexpr int kSample = 50;
+  constexpr std::uint64_t kLongest = 4000;
+  for (const char* problem : {"b=6,h=16,len=4000", "b=2,sq=2,h=64,len=4000,maxlen=1000000"}) {
+    DeviceBatch call(problem);
+    const CapturedCalls captured(call, 3);
+    Rng rng(23);
+    for (int i = 0; i < kReplays / 2; ++i) {
+      const auto lengths = random_lengths(rng, call.batch->problem.num_requests, kLongest);
+      call.set_lengths(lengths);
+      const bool sampled = i % kSample == 0;
+      if (sampled) call.poison();
+      captured.replay();
+      if (sampled) {
+        ASSERT_EQ(call.verdict(), "")
+            << problem << ", replay " << i << ", lengths " << testing::PrintToString(lengths);
+      }
+    }
+  }
+}
 
 TEST_F(Sm90, TwoStreamsWithTwoWorkspacesGiveTheBitsOfOne) {
   constexpr int kLaunches = 200;
   DeviceBatch first("b=3,h=16,len=100:3000:700,seed=1");
-  DeviceBatch second("b=2,h=64,len=2000:900,seed=2");
+  DeviceBatch second("b=2,h=64,len=2000:900,maxlen=1000000,seed=2");
   std::vector<std::vector<std::byte>> alone;
   for (DeviceBatch* call : {&first, &second}) {
     call->enqueue(nullptr);

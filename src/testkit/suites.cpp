@@ -31,9 +31,17 @@ class CaseList {
   Status status_;
 };
 
-const char* const kTypes[] = {"", ",kv=e4m3", ",kv=fp8_ds_mla", ",q=f16,kv=f16", ",q=e4m3,kv=e4m3",
-                              ",q=f16,kv=bf16", ",kv=f16", ",q=f16,kv=e4m3", ",q=e4m3,kv=fp8_ds_mla",
-                              ",out=f32", ",q=e4m3,kv=e4m3,out=f16"};
+const char* const kTypes[] = {"",
+                              ",kv=e4m3",
+                              ",kv=fp8_ds_mla",
+                              ",q=f16,kv=f16",
+                              ",q=e4m3,kv=e4m3",
+                              ",q=f16,kv=bf16",
+                              ",kv=f16",
+                              ",q=f16,kv=e4m3",
+                              ",q=e4m3,kv=fp8_ds_mla",
+                              ",out=f32",
+                              ",q=e4m3,kv=e4m3,out=f16"};
 
 const char* const kSmoke[] = {
     "b=1,h=16,len=1",
@@ -102,7 +110,8 @@ void add_types(CaseList& list) {
     list.add(text("b=3,h=16,len=100:3:64,k=32", type));
     list.add(text("b=2,sq=1:2,h=20,len=64:70,qsplit=1,strides=1", type));
   }
-  for (const char* shape : {"l=256,r=64", "l=256,r=0", "l=512,r=0", "l=64,r=32", "l=16,r=16", "l=32,r=0"}) {
+  for (const char* shape :
+       {"l=256,r=64", "l=256,r=0", "l=512,r=0", "l=64,r=32", "l=16,r=16", "l=32,r=0"}) {
     for (const char* type : {"", ",kv=e4m3", ",q=f16,kv=f16", ",q=e4m3,kv=e4m3"}) {
       list.add(text("b=2,sq=2,h=16,len=75:100,", shape, type));
       list.add(text("b=2,h=2,len=75:100,qsplit=1,", shape, type));
@@ -111,12 +120,22 @@ void add_types(CaseList& list) {
 }
 
 void add_modes(CaseList& list) {
-  const char* tokens[] = {"b=3,sq=1,len=1:64:200", "b=3,sq=2,len=2:65:200", "b=3,sq=8,len=9:64:120",
-                          "b=3,sq=1:4:2,len=3:64:131", "b=4,sq=0:1:5:0,len=10:0:3:7",
-                          "b=3,sq=3,len=1:2:3,pad=2"};
-  const char* masks[] = {"", ",causal=0", ",window=1", ",window=48", ",window=500", ",window=40,causal=0",
-                         ",cap=30", ",cap=5,window=64", ",alibi=1", ",alibi=1,causal=0", ",sinks=1",
-                         ",sinks=1,lse=2,window=20", ",alibi=1,sinks=1,cap=30,window=70,lse=2"};
+  const char* tokens[] = {"b=3,sq=1,len=1:64:200",       "b=3,sq=2,len=2:65:200",
+                          "b=3,sq=8,len=9:64:120",       "b=3,sq=1:4:2,len=3:64:131",
+                          "b=4,sq=0:1:5:0,len=10:0:3:7", "b=3,sq=3,len=1:2:3,pad=2"};
+  const char* masks[] = {"",
+                         ",causal=0",
+                         ",window=1",
+                         ",window=48",
+                         ",window=500",
+                         ",window=40,causal=0",
+                         ",cap=30",
+                         ",cap=5,window=64",
+                         ",alibi=1",
+                         ",alibi=1,causal=0",
+                         ",sinks=1",
+                         ",sinks=1,lse=2,window=20",
+                         ",alibi=1,sinks=1,cap=30,window=70,lse=2"};
   for (const char* token : tokens) {
     for (const char* mask : masks) {
       list.add(text(token, ",h=16", mask));
@@ -124,6 +143,33 @@ void add_modes(CaseList& list) {
       list.add(text(token, ",h=40,kv=e4m3,cp=2:1:4", mask));
     }
   }
+}
+
+/// Backends may choose other kernels where the bound of the lengths is far away.
+void add_distant_bounds(CaseList& list) {
+  const char* tokens[] = {"b=3,sq=1,len=1:64:700", "b=2,sq=2,len=2:300",
+                          "b=3,sq=1:4:2,len=3:64:131", "b=4,sq=0:1:5:0,len=10:0:3:7"};
+  const char* masks[] = {"",
+                         ",causal=0",
+                         ",window=48",
+                         ",cap=30",
+                         ",alibi=1",
+                         ",sinks=1,lse=2,window=20",
+                         ",out=f32",
+                         ",cp=2:1:4",
+                         ",page=16",
+                         ",page=128,strides=1",
+                         ",qsplit=1,page=3"};
+  for (const char* token : tokens) {
+    for (const char* mask : masks) {
+      list.add(text(token, ",maxlen=1000000,h=64", mask));
+      list.add(text(token, ",maxlen=1000000,h=24", mask));
+    }
+    list.add(text(token, ",maxlen=1000000,h=128"));
+    list.add(text(token, ",maxlen=1000000,h=40,q=f16,kv=f16"));
+  }
+  for (const char* shape : {"l=256,r=64", "l=512,r=0"})
+    list.add(text("b=2,sq=2,len=75:900,maxlen=1000000,h=64,", shape));
 }
 
 void add_context_parallel(CaseList& list) {
@@ -160,7 +206,8 @@ void add_edges(CaseList& list) {
   for (int len = 1; len <= 17; ++len) list.add(text("b=1,h=16,page=16,len=", len));
   for (int len : {47, 48, 49, 95, 96, 97, 191, 193}) list.add(text("b=1,h=20,page=3,len=", len));
   for (const char* h : {"1", "6", "16"}) {
-    for (const char* split : {"splits=1", "splits=2", "splits=7", "fixed=64", "fixed=100", "fixed=512"}) {
+    for (const char* split :
+         {"splits=1", "splits=2", "splits=7", "fixed=64", "fixed=100", "fixed=512"}) {
       list.add(text("b=3,sq=2,len=1:900:333,h=", h, ',', split));
       list.add(text("b=2,len=800:333,kv=e4m3,window=300,h=", h, ',', split));
     }
@@ -190,6 +237,7 @@ Result<std::vector<Case>> suite_cases(const std::string& name) {
     add_heads_and_pages(list);
     add_types(list);
     add_modes(list);
+    add_distant_bounds(list);
     add_context_parallel(list);
     add_sparse(list);
     add_edges(list);
@@ -198,14 +246,16 @@ Result<std::vector<Case>> suite_cases(const std::string& name) {
 }
 
 Case random_case(Rng& rng) {
-  static constexpr std::int64_t kHeads[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 20, 22, 24, 32, 40, 64, 65, 128};
+  static constexpr std::int64_t kHeads[] = {1,  2,  3,  4,  5,  6,  7,  8,  12, 16,
+                                            17, 20, 22, 24, 32, 40, 64, 65, 128};
   static constexpr std::int64_t kPages[] = {1, 2, 3, 5, 8, 16, 32, 64, 128};
   static constexpr DType kQuery[] = {DType::kBF16, DType::kBF16, DType::kF16, DType::kE4M3};
-  static constexpr KvFormat kCache[] = {KvFormat::kBF16, KvFormat::kBF16, KvFormat::kF16, KvFormat::kE4M3,
-                                        KvFormat::kFp8DsMla};
-  static constexpr DType kOut[] = {DType::kNone, DType::kNone, DType::kBF16, DType::kF16, DType::kF32};
+  static constexpr KvFormat kCache[] = {KvFormat::kBF16, KvFormat::kBF16, KvFormat::kF16,
+                                        KvFormat::kE4M3, KvFormat::kFp8DsMla};
+  static constexpr DType kOut[] = {DType::kNone, DType::kNone, DType::kBF16, DType::kF16,
+                                   DType::kF32};
   static constexpr Scores kScores[] = {Scores::kNormal, Scores::kNormal, Scores::kNormal,
-                                       Scores::kBig, Scores::kEqual, Scores::kDominant};
+                                       Scores::kBig,    Scores::kEqual,  Scores::kDominant};
   Case c;
   c.seed = rng.next() >> 32;
   c.b = rng.one_in(16) ? 0 : rng.between(1, 5);
@@ -255,8 +305,10 @@ Case random_case(Rng& rng) {
   if (rng.one_in(4)) c.scale = static_cast<double>(rng.between(1, 40)) / 256.0;
   if (rng.one_in(4)) c.vscale = static_cast<double>(rng.between(1, 40)) / 16.0;
   c.scores = pick(rng, kScores);
-  if (rng.one_in(4)) c.fixed = rng.between(1, longest);
-  else if (rng.one_in(4)) c.splits = rng.between(1, 9);
+  if (rng.one_in(4))
+    c.fixed = rng.between(1, longest);
+  else if (rng.one_in(4))
+    c.splits = rng.between(1, 9);
   c.pool = rng.between(0, 6);
   c.strides = rng.one_in(3);
   c.qsplit = rng.one_in(3);

@@ -26,6 +26,12 @@ __device__ __forceinline__ JoinedRow join_sink(const float* sinks, int head, flo
   return join_finite_sink(sink, lse);
 }
 
+/// A row, or a piece of one, that saw no key. A sum that is not a number is not empty: it is handed
+/// on.
+__device__ __forceinline__ bool saw_nothing(float sum) {
+  return sum == 0.0F;
+}
+
 /// The end of row r of a piece, `max` in log2 units. Of a whole result: writes lse and returns the
 /// factor of O. Of a cut one: O stays as it is, and what the merge needs to know goes along.
 template <class T>
@@ -38,7 +44,7 @@ __device__ __forceinline__ float finish_row(const KernelParams& p, const Piece<T
     return 0.0F;
   }
   if (r >= piece.num_rows) return 0.0F;
-  const bool empty = !(sum > 0.0F) && max == -INFINITY;
+  const bool empty = saw_nothing(sum);
   const JoinedRow joined =
       join_sink(p.sinks, piece.row_head[r], empty ? -INFINITY : (max + __log2f(sum)) * kLn2);
   if (p.lse != nullptr) p.lse[piece.row_lse[r]] = joined.lse * p.lse_factor;

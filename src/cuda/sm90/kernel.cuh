@@ -7,19 +7,24 @@
 // Blocks of 16 and 32 query rows run with swapped operands (keys_*.cuh), so that nothing is padded
 // to 64 on the query side; blocks of 64 rows with query rows as the wgmma's rows (rows_*.cuh).
 //
+// The launch may begin before the kernels in front of it have ended (programmatic dependent
+// launch): barriers and registers are set up meanwhile, and the plan waits before it reads the
+// first length.
+//
+// clang-format off
 // Roles (warpgroups)   registers   job
 //                      (64 rows)
-//   0  warp 0: copies   64 (40)    one thread: pages -> ring, groups of 64 keys x 3 or more chunks
+//   0  warp 0: copies   64 (40)    one thread: pages -> ring, groups of 64 keys x 3 or more chunks;
+//                                  of small pages one thread each of warps 0, 2 and 3
 //      warp 1: plan     64 (40)    part of the work, pieces -> piece queue; Q -> shared memory
 //   1  scores          208 (152)   S, softmax, P -> shared memory; lse
 //   2, 3  values       232 (160)   O; output. 64 rows: two warpgroups share the latent
 //
 // Timeline of a tile j (b = j mod 2; 64 rows have one P buffer):
 //   copies   wait empty[slot]; copy the groups of tile j+1, j+2, ... as slots come free
-//   scores   wait full[slot] of each group -> QK(j) -> maximum -> wait p_empty[b] -> P(j) ->
-//   p_full[b] values   wait p_full[b] -> rescale O if the maximum moved -> PV(j), groups free one
-//   by one ->
-//            p_empty[b]
+//   scores   wait full[slot] of each group -> QK(j) -> maximum -> wait p_empty[b] -> P(j) -> p_full[b]
+//   values   wait p_full[b] -> rescale O if the maximum moved -> PV(j), groups free one by one
+//            -> p_empty[b]
 // so QK(j+1) and its softmax run while PV(j) does. With more than one row block a worker the tensor
 // cores are the bottleneck, and P(j) is announced late in QK(j+1) (`defer_values`).
 //
@@ -27,18 +32,19 @@
 //   full[slot]      the copy engine (bytes)          scores, values           per lap of the ring
 //   empty[slot]     every value warp (of Q, as many  copies                   per lap of the ring
 //                   lanes of scores)
-//   p_full[b]       4 score warps                    values                   every use of the
-//   buffer p_empty[b]      every value warp                 scores                   every use of
-//   the buffer piece_full[i]   1: plan                          copies, scores, values   every
-//   second piece piece_empty[i]  copies, scores, values           plan                     every
-//   second piece query_full      1: plan, and Q's bytes           scores                   every
-//   piece rows_full       1: plan                          scores                   every piece
+//   p_full[b]       4 score warps                    values                   every use of the buffer
+//   p_empty[b]      every value warp                 scores                   every use of the buffer
+//   piece_full[i]   1: plan                          copies, scores, values   every second piece
+//   piece_empty[i]  copies, scores, values           plan                     every second piece
+//   query_full      1: plan, and Q's bytes           scores                   every piece
+//   rows_full       1: plan                          scores                   every piece
 //   query_empty     4 score warps                    plan                     every piece
 //   stats_full      4 score warps                    values                   every piece
 //   stats_empty     every value warp                 scores                   every piece
 //
 // Shared memory (traits.cuh): ring kSlots x kSlotBytes | Q | P | SmallShared. At (512, 64): 8, 7, 7
 // slots of 24 KB for 16, 32, 64 rows.
+// clang-format on
 #pragma once
 
 #include "cuda/sm90/context.cuh"
@@ -164,6 +170,9 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   if (warpgroup == 0) {
     ptx::decrease_registers<T::kProducerRegisters>();
     if (warp == 1) {  // the lengths are on their way while the barriers are made
+      // Nothing of the kernels before may be read or overwritten until they have ended. The other
+      // roles touch global memory only after this warp's first piece.
+      ptx::wait_for_dependencies();
       const int worker = p.group_divisor.divide(blockIdx.x);
       PieceWalk<T> walk(p, worker, static_cast<int>(blockIdx.x) - worker * p.group, context.lane);
       __syncthreads();
@@ -171,7 +180,10 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       return;
     }
     if (warp == 0) {
-      if (context.lane == 0) trace(kTraceStart);
+      if (context.lane == 0) {
+        trace(kTraceStart);
+        ptx::launch_dependents();
+      }
       init_barriers(barriers, num_copiers<T>(p), context.lane);
       if (context.lane < 2) small.cuts[context.lane].valid = 0;
     } else if (warp == 2 && context.lane == 0) {
@@ -189,6 +201,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     return;
   }
   __syncthreads();
+  if (!T::kPlain) ptx::wait_for_dependencies();  // scores read a scale in device memory at once
   if (warpgroup == 1) {
     ptx::increase_registers<T::kScoreRegisters>();
     if constexpr (T::kSwapped) {

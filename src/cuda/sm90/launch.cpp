@@ -23,9 +23,9 @@ constexpr int kMinPiece = 1;
 constexpr int kEvenSlack = 20;  // of 64
 constexpr int kCopiesInFlight = 4;
 
-/// Microseconds of a call: a fixed part, and one for every key tile and row block of a
-/// multiprocessor (docs/kernel-sm90.md). However few the blocks, a tile comes from memory no faster
-/// than kTileReadUs.
+/// Microseconds of a call: a fixed part, one for every key tile and row block of a multiprocessor,
+/// and kPieceUs for every further piece of work (docs/kernel-sm90.md). However few the blocks, a
+/// tile comes from memory no faster than kTileReadUs.
 struct BlockCost {
   int rows;
   double fixed_us;
@@ -33,6 +33,7 @@ struct BlockCost {
 };
 constexpr BlockCost kBlockCosts[] = {{16, 9.3, 1.2}, {32, 11.3, 1.53}, {64, 16.5, 2.1}};
 constexpr double kTileReadUs = 2.29;
+constexpr double kPieceUs = 2.0;
 
 std::size_t round_up(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -296,7 +297,10 @@ int choose_block_rows(const DecodeProblem& problem, std::int64_t rows, int num_m
   double best_us = std::numeric_limits<double>::infinity();
   for (const BlockCost& cost : kBlockCosts) {
     const auto blocks = static_cast<double>((rows + cost.rows - 1) / cost.rows);
-    const double us = cost.fixed_us + tiles * std::max(blocks * cost.tile_us, kTileReadUs);
+    const double pieces =
+        std::ceil(static_cast<double>(problem.num_requests) * blocks / num_multiprocessors);
+    const double us = cost.fixed_us + tiles * std::max(blocks * cost.tile_us, kTileReadUs) +
+                      (pieces - 1) * kPieceUs;
     if (us < best_us) {
       best_us = us;
       best_rows = cost.rows;

@@ -58,6 +58,17 @@ __device__ __forceinline__ bool named_barrier_or(int id, int threads, bool predi
   return result != 0;
 }
 
+// Dependent launches ------------------------------------------------------------------------
+
+/// The next kernel of the stream may start its CTAs as soon as there is room for them.
+__device__ __forceinline__ void launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+/// Waits until the kernels before this one have ended and what they wrote is visible to the grid.
+__device__ __forceinline__ void wait_for_dependencies() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 // Copies ------------------------------------------------------------------------------------
 
 /// One box of a 3-D tensor map to shared memory, completing on an mbarrier.

@@ -80,7 +80,7 @@ __device__ __forceinline__ void store_merged(const KernelParams& p, const CutRes
   constexpr int kRowVectors = T::kLatent / 4;
   const int row = vector / kRowVectors;
   const int dim = (vector - row * kRowVectors) * 4;
-  const bool empty = !(state.sum > 0.0F);
+  const bool empty = saw_nothing(state.sum);
   const JoinedRow joined = join_sink(p.sinks, cut.row_head[row],
                                      empty ? -INFINITY : (state.max + __log2f(state.sum)) * kLn2);
   const float factor = empty ? 0.0F
@@ -132,7 +132,7 @@ __device__ __forceinline__ void merge_slice(const KernelParams& p, const CutResu
         state[j].max = new_max;
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-          if (stats[i][j].x == -INFINITY) continue;  // an empty piece; what was not loaded
+          if (saw_nothing(stats[i][j].y)) continue;  // also what was not loaded
           const float weight = ptx::exp2_approx(stats[i][j].x - new_max);
           state[j].sum = fmaf(weight, stats[i][j].y, state[j].sum);
           state[j].add(weight, x[i][j]);
@@ -146,7 +146,7 @@ __device__ __forceinline__ void merge_slice(const KernelParams& p, const CutResu
 #pragma unroll 1
       for (int g = 1; g < slice.groups && slice.group == 0; ++g) {
         const MergeState other = states[g * slice.width + slice.vector];
-        if (other.max == -INFINITY) continue;
+        if (saw_nothing(other.sum)) continue;
         if (other.max > state[0].max) state[0].rescale(other.max);
         const float weight = ptx::exp2_approx(other.max - state[0].max);
         state[0].sum = fmaf(weight, other.sum, state[0].sum);

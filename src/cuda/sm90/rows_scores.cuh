@@ -146,7 +146,8 @@ __device__ __forceinline__ void score_role(const Context<T>& c) {
 #pragma unroll
           for (int step = 0; step < 4; ++step) {
             if (chunk < T::kRegisterChunks) {
-              Mma::template rs<0>(s, q[chunk < T::kRegisterChunks ? chunk : 0][step], k + (step * 32 >> 4));
+              Mma::template rs<0>(s, q[chunk < T::kRegisterChunks ? chunk : 0][step],
+                                  k + (step * 32 >> 4));
             } else {
               const uint32_t a = query + ((chunk - T::kRegisterChunks) * T::kQueryChunkBytes >> 4);
               Mma::template ss<0, 0>(s, a + (step * 32 >> 4), k + (step * 32 >> 4));

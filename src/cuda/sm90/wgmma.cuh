@@ -10,9 +10,9 @@
 namespace mla::sm90 {
 
 /// Shared-memory operand of 128-byte-swizzled rows: the low half of its matrix descriptor, that is
-/// the start address and, for MN-major operands, the stride between neighbouring 64-value columns of
-/// swizzle atoms. The high half is the same for all: 1024 bytes between groups of eight rows, and the
-/// swizzle. Operands further on in the same buffer differ by their distance in bytes / 16.
+/// the start address and, for MN-major operands, the stride between neighbouring 64-value columns
+/// of swizzle atoms. The high half is the same for all: 1024 bytes between groups of eight rows,
+/// and the swizzle. Operands further on in the same buffer differ by their distance in bytes / 16.
 ///
 /// Whoever computes an address from the ring's cursor makes it uniform first (ptx::uniform): else
 /// every instruction waits for its descriptor to move to a uniform register.
