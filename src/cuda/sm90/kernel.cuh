@@ -153,6 +153,12 @@ __device__ __forceinline__ void init_barriers(SharedBarriers<T>& barriers, int c
   ptx::fence_proxy_async();
 }
 
+/// The roles meet once, each in its own code, which __syncthreads does not allow.
+template <class T>
+__device__ __forceinline__ void start_together() {
+  ptx::named_barrier_sync(kStartBarrier, T::kThreads);
+}
+
 template <class T>
 __global__ void __launch_bounds__(T::kThreads, 1)
     decode_kernel(const __grid_constant__ TensorMaps maps, const __grid_constant__ KernelParams p) {
@@ -175,7 +181,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       ptx::wait_for_dependencies();
       const int worker = p.group_divisor.divide(blockIdx.x);
       PieceWalk<T> walk(p, worker, static_cast<int>(blockIdx.x) - worker * p.group, context.lane);
-      __syncthreads();
+      start_together<T>();
       plan_role<T>(context, walk, maps);
       return;
     }
@@ -191,7 +197,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       ptx::prefetch_tensor_map(&maps.q_nope);
       ptx::prefetch_tensor_map(&maps.q_pe);
     }
-    __syncthreads();
+    start_together<T>();
     if (!T::kPlain && warp > 1 && p.query_load == QueryLoad::kRows) {
       query_role<T>(context);
     } else if (const int copier = warp == 0 ? 0 : warp - 1;
@@ -200,7 +206,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     }
     return;
   }
-  __syncthreads();
+  start_together<T>();
   if (!T::kPlain) ptx::wait_for_dependencies();  // scores read a scale in device memory at once
   if (warpgroup == 1) {
     ptx::increase_registers<T::kScoreRegisters>();

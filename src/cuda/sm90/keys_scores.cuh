@@ -139,6 +139,8 @@ __device__ __forceinline__ void finish_scores(const Context<T>& c, const Piece<T
                                               const SoftmaxState<T::kRows>& state,
                                               uint32_t stats_phase) {
   Stats<T::kRows>& stats = c.small.stats;
+  // The values have read what the piece before left, so the sums of that piece were read too.
+  ptx::mbarrier_wait(ptx::smem_address(&c.barriers.stats_empty), stats_phase ^ 1);
   float row_max = 0.0F;  // of the row that this thread finishes
 #pragma unroll
   for (int j = 0; j < T::kRows / 8; ++j) {
@@ -148,17 +150,16 @@ __device__ __forceinline__ void finish_scores(const Context<T>& c, const Piece<T
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0U, sum, step);
       const int column = column_of(j, i, c.lane);
-      if (c.lane < 4) stats.warp_max[c.warp][column] = sum;
+      if (c.lane < 4) stats.warp_sum[c.warp][column] = sum;
       const float max = __shfl_sync(~0U, state.max[2 * j + i], (c.lane % 8) / 2);
       if (c.lane / 8 == j && c.lane % 2 == i) row_max = max;
     }
   }
-  ptx::mbarrier_wait(ptx::smem_address(&c.barriers.stats_empty), stats_phase ^ 1);
   ptx::named_barrier_sync(kScoreBarrier, 128);
   const int r = c.lane;
   if (c.warp == 0 && r < T::kRows) {
-    const float sum = (stats.warp_max[0][r] + stats.warp_max[1][r]) +
-                      (stats.warp_max[2][r] + stats.warp_max[3][r]);
+    const float sum = (stats.warp_sum[0][r] + stats.warp_sum[1][r]) +
+                      (stats.warp_sum[2][r] + stats.warp_sum[3][r]);
     stats.final_scale[r] = finish_row<T>(c.p, piece, r, row_max, sum);
   }
   __syncwarp();

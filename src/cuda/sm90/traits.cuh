@@ -57,7 +57,7 @@ struct Traits {
   static constexpr int kProbabilityBytes = kRows * 128;  // 64 keys, one buffer
   static constexpr int kProbabilityBuffers = kSwapped ? 2 : 1;
   static constexpr int kSmallBytes =
-      kRows * (kSwapped ? 144 : 136) + 512;          // SmallShared fits (asserted)
+      kRows * (kSwapped ? 160 : 140) + 512;          // SmallShared fits (asserted)
   static constexpr int kLimitBytes = 232448 - 1024;  // less the alignment slack
   static constexpr int kFixedBytes =
       kQueryBytes + kProbabilityBuffers * kProbabilityBytes + kSmallBytes;
@@ -78,8 +78,10 @@ struct Traits {
 /// Small per-row arrays of the running piece, in shared memory.
 template <int kRows>
 struct Stats {
-  float warp_max[kRows < 64 ? 4 : 1]
-                [kRows];     // swapped: column maxima, later sums, of the four score warps
+  // Swapped: column maxima of the four score warps, and at the end of a piece their sums. Two
+  // arrays: a warp may add up while another still reads the maxima of the last tile.
+  float warp_max[kRows < 64 ? 4 : 1][kRows];
+  float warp_sum[kRows < 64 ? 4 : 1][kRows];
   float rescale[2][kRows];   // factor of O for the tile in P buffer b
   float final_scale[kRows];  // what O is multiplied by at the end of a piece
   float slope[kRows];        // ALiBi, in log2 units
@@ -92,6 +94,7 @@ enum NamedBarrier : int {
   kValueBarrier = 2,
   kQueryBarrier = 3,
   kMergeBarrier = 4,  // and 5: the second team
+  kStartBarrier = 6,
 };
 
 }  // namespace mla::sm90
