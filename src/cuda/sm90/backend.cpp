@@ -39,7 +39,7 @@ std::string rejects(const DecodeProblem& problem, const PlanOptions& options) {
 
 std::vector<const KernelEntry*> backend_rows() {
   static const KernelEntry swapped{"sm90",
-                                   "Hopper wgmma, keys as the 64-row operand, any number of rows",
+                                   "Hopper wgmma, blocks of 16, 32 or 64 query rows, one launch",
                                    DeviceKind::kCuda,
                                    missing,
                                    rejects,
