@@ -15,7 +15,8 @@
 // Roles (warpgroups)   registers   job
 //                      (64 rows)
 //   0  warp 0: copies   64 (40)    one thread: pages -> ring, groups of 64 keys x 3 or more chunks;
-//                                  of small pages one thread each of warps 0, 2 and 3
+//                                  of small pages one thread each of warps 0, 2 and 3, and of very
+//                                  small ones these warps (load_rows.cuh)
 //      warp 1: plan     64 (40)    part of the work, pieces -> piece queue; Q -> shared memory
 //   1  scores          208 (152)   S, softmax, P -> shared memory; lse
 //   2, 3  values       232 (160)   O; output. 64 rows: two warpgroups share the latent
@@ -29,7 +30,8 @@
 // cores are the bottleneck, and P(j) is announced late in QK(j+1) (`defer_values`).
 //
 // Barriers          arrives                          waits                    phase flips
-//   full[slot]      the copy engine (bytes)          scores, values           per lap of the ring
+//   full[slot]      the copy engine (bytes), or      scores, values           per lap of the ring
+//                   3 warps
 //   empty[slot]     every value warp (of Q, as many  copies                   per lap of the ring
 //                   lanes of scores)
 //   p_full[b]       4 score warps                    values                   every use of the buffer
@@ -51,6 +53,7 @@
 #include "cuda/sm90/keys_values.cuh"
 #include "cuda/sm90/line.cuh"
 #include "cuda/sm90/load.cuh"
+#include "cuda/sm90/load_rows.cuh"
 #include "cuda/sm90/reduce.cuh"
 #include "cuda/sm90/rows_values.cuh"
 #include "cuda/sm90/trace.cuh"
@@ -112,6 +115,22 @@ __device__ __noinline__ void query_role(const Context<T>& c) {
   }
 }
 
+/// The same for pages of a few tokens: whole warps.
+template <class T>
+__device__ __noinline__ void row_copy_role(const Context<T>& c, const TensorMaps& maps,
+                                           int copier) {
+  RowLoader<T> loader(c.p, maps, c.ring(), ptx::smem_address(c.barriers.full),
+                      ptx::smem_address(c.barriers.empty), copier, c.lane);
+#pragma unroll 1
+  for (uint32_t count = 0;; ++count) {
+    const Piece<T::kRows>& piece = c.wait_piece(count);
+    if (!piece.valid) return;
+    loader.load_piece(piece);
+    __syncwarp();
+    if (c.lane == 0) c.release_piece(count);
+  }
+}
+
 template <class T>
 __device__ __forceinline__ void copy_role(const Context<T>& c, const TensorMaps& maps, int copier) {
   TileLoader<T> loader(c.p, maps, c.ring(), ptx::smem_address(c.barriers.full),
@@ -129,10 +148,12 @@ __device__ __forceinline__ void copy_role(const Context<T>& c, const TensorMaps&
 
 /// One warp, side by side.
 template <class T>
-__device__ __forceinline__ void init_barriers(SharedBarriers<T>& barriers, int copiers, int lane) {
+__device__ __forceinline__ void init_barriers(SharedBarriers<T>& barriers, const KernelParams& p,
+                                              int lane) {
+  const int copiers = num_copiers<T>(p);
   static_assert(T::kSlots <= 32, "a lane for every slot");
   if (lane < T::kSlots) {
-    ptx::mbarrier_init(ptx::smem_address(&barriers.full[lane]), 1);
+    ptx::mbarrier_init(ptx::smem_address(&barriers.full[lane]), loads_rows<T>(p) ? copiers : 1);
     ptx::mbarrier_init(ptx::smem_address(&barriers.empty[lane]), 4 * T::kValueWarpgroups);
   }
   if (lane < 2) {
@@ -190,7 +211,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
         trace(kTraceStart);
         ptx::launch_dependents();
       }
-      init_barriers(barriers, num_copiers<T>(p), context.lane);
+      init_barriers(barriers, p, context.lane);
       if (context.lane < 2) small.cuts[context.lane].valid = 0;
     } else if (warp == 2 && context.lane == 0) {
       ptx::prefetch_tensor_map(&maps.kv);
@@ -200,9 +221,11 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     start_together<T>();
     if (!T::kPlain && warp > 1 && p.query_load == QueryLoad::kRows) {
       query_role<T>(context);
-    } else if (const int copier = warp == 0 ? 0 : warp - 1;
-               context.lane == 0 && copier < num_copiers<T>(p)) {
-      copy_role<T>(context, maps, copier);
+    } else if (const int copier = warp == 0 ? 0 : warp - 1; copier < num_copiers<T>(p)) {
+      if (loads_rows<T>(p))
+        row_copy_role<T>(context, maps, copier);
+      else if (context.lane == 0)
+        copy_role<T>(context, maps, copier);
     }
     return;
   }

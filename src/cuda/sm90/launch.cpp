@@ -222,6 +222,9 @@ KernelParams make_params(const PlanState& state, const DecodeTensors& tensors,
   p.box_keys = static_cast<std::int32_t>(std::gcd<std::int64_t>(problem.page_size, kTileKeys));
   p.max_seq_len = clamp_to_int32(problem.max_seq_len);
 
+  p.kv = tensors.kv_cache.data;
+  p.kv_stride = {tensors.kv_cache.stride[0], tensors.kv_cache.stride[1]};
+
   TensorView nope, pe;
   query_views(problem, tensors, nope, pe);
   p.q_nope = nope.data;

@@ -43,6 +43,12 @@ struct RowStrides {
   std::int64_t head = 0;
 };
 
+/// Tokens of the cache, in elements.
+struct CacheStrides {
+  std::int64_t page = 0;
+  std::int64_t token = 0;
+};
+
 /// How the query rows of a block reach shared memory.
 enum class QueryLoad : std::int32_t {
   kFlatBox,   ///< one box a chunk: (token, head) pairs lie at one stride
@@ -67,6 +73,10 @@ struct KernelParams {
   std::int32_t uniform_query_len;  ///< when query_start_loc is null
   std::int32_t box_keys;           ///< keys of one copy: gcd(page_size, 64)
   std::int32_t max_seq_len;        ///< lengths are clamped to it
+
+  // Cache, where the copy engine does not read it (load_rows.cuh).
+  const void* kv;
+  CacheStrides kv_stride;
 
   // Query.
   const void* q_nope;

@@ -36,6 +36,18 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t pha
       : "memory");
   return done != 0;
 }
+/// The same without waiting.
+__device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t phase) {
+  uint32_t done;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, "
+      "p; "
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(phase)
+      : "memory");
+  return done != 0;
+}
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t phase) {
   while (!mbarrier_try_wait(barrier, phase)) {
   }
@@ -108,6 +120,14 @@ __device__ __forceinline__ void fence_proxy_async() {
 }
 __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem), "l"(global) : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/// Until all but the latest kPending groups of this thread have arrived.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 __device__ __forceinline__ void cp_async_wait_all() {
   asm volatile("cp.async.wait_all;" ::: "memory");
