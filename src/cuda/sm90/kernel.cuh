@@ -115,7 +115,7 @@ __device__ __noinline__ void query_role(const Context<T>& c) {
   }
 }
 
-/// The same for pages of a few tokens: whole warps.
+/// copy_role for pages of a few tokens: whole warps.
 template <class T>
 __device__ __noinline__ void row_copy_role(const Context<T>& c, const TensorMaps& maps,
                                            int copier) {

@@ -42,6 +42,8 @@ struct Wgmma;
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define MLA_ACC_16(i) MLA_ACC_8(i), MLA_ACC_8(i + 8)
 #define MLA_ACC_32(i) MLA_ACC_16(i), MLA_ACC_16(i + 16)
+#define MLA_ACC_64(i) MLA_ACC_32(i), MLA_ACC_32(i + 32)
+#define MLA_ACC_96(i) MLA_ACC_64(i), MLA_ACC_32(i + 64)
 #define MLA_REG_0_7 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define MLA_REG_8_15 "%8, %9, %10, %11, %12, %13, %14, %15"
 #define MLA_REG_16_31 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -49,123 +51,49 @@ struct Wgmma;
 #define MLA_REG_48_63 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define MLA_REG_64_79 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define MLA_REG_80_95 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define MLA_REG_32 MLA_REG_0_7 ", " MLA_REG_8_15 ", " MLA_REG_16_31
+#define MLA_REG_64 MLA_REG_32 ", " MLA_REG_32_47 ", " MLA_REG_48_63
+#define MLA_REG_96 MLA_REG_64 ", " MLA_REG_64_79 ", " MLA_REG_80_95
 #define MLA_DESCRIPTOR(name, low) ".reg .b64 " name "; mov.b64 " name ", {" low ", 0x40000040}; "
 
-#define MLA_WGMMA_16(Element, kType) \
-  template <>                                                                                        \
-  struct Wgmma<16, Element> {                                                                        \
-    template <int kTransposeA, int kTransposeB>                                                      \
-    static __device__ __forceinline__ void ss(float* d, uint32_t a, uint32_t b) {                    \
-      asm volatile("{ " MLA_DESCRIPTOR("a", "%8") MLA_DESCRIPTOR("b", "%9")                          \
-                   "wgmma.mma_async.sync.aligned.m64n16k16.f32." kType "." kType " {"                \
-                   MLA_REG_0_7                                                                       \
-                   "}, a, b, 1, 1, 1, %10, %11; }"                                                   \
-                   : MLA_ACC_8(0)                                                                    \
-                   : "r"(a), "r"(b), "n"(kTransposeA), "n"(kTransposeB));                            \
-    }                                                                                                \
+// half: N/2, the number of accumulators; i0 to i5: the numbers of the operands behind them.
+#define MLA_WGMMA(kN, half, Element, kType, registers, i0, i1, i2, i3, i4, i5)                     \
+  template <>                                                                                      \
+  struct Wgmma<kN, Element> {                                                                      \
+    template <int kTransposeA, int kTransposeB>                                                    \
+    static __device__ __forceinline__ void ss(float* d, uint32_t a, uint32_t b) {                  \
+      asm volatile("{ " MLA_DESCRIPTOR("a", "%" #i0) MLA_DESCRIPTOR("b", "%" #i1)                  \
+                   "wgmma.mma_async.sync.aligned.m64n" #kN "k16.f32." kType "." kType " {"         \
+                   registers "}, a, b, 1, 1, 1, %" #i2 ", %" #i3 "; }"                             \
+                   : MLA_ACC_##half(0)                                                             \
+                   : "r"(a), "r"(b), "n"(kTransposeA), "n"(kTransposeB));                          \
+    }                                                                                              \
+    template <int kTransposeB>                                                                     \
+    static __device__ __forceinline__ void rs(float* d, const uint32_t* a, uint32_t b) {           \
+      asm volatile("{ " MLA_DESCRIPTOR("b", "%" #i4)                                               \
+                   "wgmma.mma_async.sync.aligned.m64n" #kN "k16.f32." kType "." kType " {"         \
+                   registers "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, b, 1, 1, 1, %" #i5 "; }" \
+                   : MLA_ACC_##half(0)                                                             \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kTransposeB));        \
+    }                                                                                              \
   };
-MLA_WGMMA_16(__nv_bfloat16, "bf16")
-MLA_WGMMA_16(__half, "f16")
-#undef MLA_WGMMA_16
-
-#define MLA_WGMMA_32(Element, kType) \
-  template <>                                                                                        \
-  struct Wgmma<32, Element> {                                                                        \
-    template <int kTransposeA, int kTransposeB>                                                      \
-    static __device__ __forceinline__ void ss(float* d, uint32_t a, uint32_t b) {                    \
-      asm volatile("{ " MLA_DESCRIPTOR("a", "%16") MLA_DESCRIPTOR("b", "%17")                        \
-                   "wgmma.mma_async.sync.aligned.m64n32k16.f32." kType "." kType " {"                \
-                   MLA_REG_0_7 ", " MLA_REG_8_15                                                     \
-                   "}, a, b, 1, 1, 1, %18, %19; }"                                                   \
-                   : MLA_ACC_16(0)                                                                   \
-                   : "r"(a), "r"(b), "n"(kTransposeA), "n"(kTransposeB));                            \
-    }                                                                                                \
-  };
-MLA_WGMMA_32(__nv_bfloat16, "bf16")
-MLA_WGMMA_32(__half, "f16")
-#undef MLA_WGMMA_32
-
-#define MLA_WGMMA_64(Element, kType) \
-  template <>                                                                                        \
-  struct Wgmma<64, Element> {                                                                        \
-    template <int kTransposeA, int kTransposeB>                                                      \
-    static __device__ __forceinline__ void ss(float* d, uint32_t a, uint32_t b) {                    \
-      asm volatile("{ " MLA_DESCRIPTOR("a", "%32") MLA_DESCRIPTOR("b", "%33")                        \
-                   "wgmma.mma_async.sync.aligned.m64n64k16.f32." kType "." kType " {"                \
-                   MLA_REG_0_7 ", " MLA_REG_8_15 ", " MLA_REG_16_31                                  \
-                   "}, a, b, 1, 1, 1, %34, %35; }"                                                   \
-                   : MLA_ACC_32(0)                                                                   \
-                   : "r"(a), "r"(b), "n"(kTransposeA), "n"(kTransposeB));                            \
-    }                                                                                                \
-    template <int kTransposeB>                                                                       \
-    static __device__ __forceinline__ void rs(float* d, const uint32_t* a, uint32_t b) {             \
-      asm volatile("{ " MLA_DESCRIPTOR("b", "%36")                                                   \
-                   "wgmma.mma_async.sync.aligned.m64n64k16.f32." kType "." kType " {"                \
-                   MLA_REG_0_7 ", " MLA_REG_8_15 ", " MLA_REG_16_31                                  \
-                   "}, {%32, %33, %34, %35}, b, 1, 1, 1, %37; }"                                     \
-                   : MLA_ACC_32(0)                                                                   \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kTransposeB));          \
-    }                                                                                                \
-  };
-MLA_WGMMA_64(__nv_bfloat16, "bf16")
-MLA_WGMMA_64(__half, "f16")
-#undef MLA_WGMMA_64
-
-#define MLA_WGMMA_128(Element, kType) \
-  template <>                                                                                        \
-  struct Wgmma<128, Element> {                                                                       \
-    template <int kTransposeA, int kTransposeB>                                                      \
-    static __device__ __forceinline__ void ss(float* d, uint32_t a, uint32_t b) {                    \
-      asm volatile("{ " MLA_DESCRIPTOR("a", "%64") MLA_DESCRIPTOR("b", "%65")                        \
-                   "wgmma.mma_async.sync.aligned.m64n128k16.f32." kType "." kType " {"               \
-                   MLA_REG_0_7 ", " MLA_REG_8_15 ", " MLA_REG_16_31 ", " MLA_REG_32_47 ", " MLA_REG_48_63 \
-                   "}, a, b, 1, 1, 1, %66, %67; }"                                                   \
-                   : MLA_ACC_32(0), MLA_ACC_32(32)                                                   \
-                   : "r"(a), "r"(b), "n"(kTransposeA), "n"(kTransposeB));                            \
-    }                                                                                                \
-    template <int kTransposeB>                                                                       \
-    static __device__ __forceinline__ void rs(float* d, const uint32_t* a, uint32_t b) {             \
-      asm volatile("{ " MLA_DESCRIPTOR("b", "%68")                                                   \
-                   "wgmma.mma_async.sync.aligned.m64n128k16.f32." kType "." kType " {"               \
-                   MLA_REG_0_7 ", " MLA_REG_8_15 ", " MLA_REG_16_31 ", " MLA_REG_32_47 ", " MLA_REG_48_63 \
-                   "}, {%64, %65, %66, %67}, b, 1, 1, 1, %69; }"                                     \
-                   : MLA_ACC_32(0), MLA_ACC_32(32)                                                   \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kTransposeB));          \
-    }                                                                                                \
-  };
-MLA_WGMMA_128(__nv_bfloat16, "bf16")
-MLA_WGMMA_128(__half, "f16")
-#undef MLA_WGMMA_128
-
-#define MLA_WGMMA_192(Element, kType) \
-  template <>                                                                                        \
-  struct Wgmma<192, Element> {                                                                       \
-    template <int kTransposeA, int kTransposeB>                                                      \
-    static __device__ __forceinline__ void ss(float* d, uint32_t a, uint32_t b) {                    \
-      asm volatile("{ " MLA_DESCRIPTOR("a", "%96") MLA_DESCRIPTOR("b", "%97")                        \
-                   "wgmma.mma_async.sync.aligned.m64n192k16.f32." kType "." kType " {"               \
-                   MLA_REG_0_7 ", " MLA_REG_8_15 ", " MLA_REG_16_31 ", " MLA_REG_32_47 ", " MLA_REG_48_63 ", " MLA_REG_64_79 ", " MLA_REG_80_95 \
-                   "}, a, b, 1, 1, 1, %98, %99; }"                                                   \
-                   : MLA_ACC_32(0), MLA_ACC_32(32), MLA_ACC_32(64)                                   \
-                   : "r"(a), "r"(b), "n"(kTransposeA), "n"(kTransposeB));                            \
-    }                                                                                                \
-    template <int kTransposeB>                                                                       \
-    static __device__ __forceinline__ void rs(float* d, const uint32_t* a, uint32_t b) {             \
-      asm volatile("{ " MLA_DESCRIPTOR("b", "%100")                                                  \
-                   "wgmma.mma_async.sync.aligned.m64n192k16.f32." kType "." kType " {"               \
-                   MLA_REG_0_7 ", " MLA_REG_8_15 ", " MLA_REG_16_31 ", " MLA_REG_32_47 ", " MLA_REG_48_63 ", " MLA_REG_64_79 ", " MLA_REG_80_95 \
-                   "}, {%96, %97, %98, %99}, b, 1, 1, 1, %101; }"                                    \
-                   : MLA_ACC_32(0), MLA_ACC_32(32), MLA_ACC_32(64)                                   \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kTransposeB));          \
-    }                                                                                                \
-  };
-MLA_WGMMA_192(__nv_bfloat16, "bf16")
-MLA_WGMMA_192(__half, "f16")
-#undef MLA_WGMMA_192
+MLA_WGMMA(16, 8, __nv_bfloat16, "bf16", MLA_REG_0_7, 8, 9, 10, 11, 12, 13)
+MLA_WGMMA(16, 8, __half, "f16", MLA_REG_0_7, 8, 9, 10, 11, 12, 13)
+MLA_WGMMA(32, 16, __nv_bfloat16, "bf16", MLA_REG_0_7 ", " MLA_REG_8_15, 16, 17, 18, 19, 20, 21)
+MLA_WGMMA(32, 16, __half, "f16", MLA_REG_0_7 ", " MLA_REG_8_15, 16, 17, 18, 19, 20, 21)
+MLA_WGMMA(64, 32, __nv_bfloat16, "bf16", MLA_REG_32, 32, 33, 34, 35, 36, 37)
+MLA_WGMMA(64, 32, __half, "f16", MLA_REG_32, 32, 33, 34, 35, 36, 37)
+MLA_WGMMA(128, 64, __nv_bfloat16, "bf16", MLA_REG_64, 64, 65, 66, 67, 68, 69)
+MLA_WGMMA(128, 64, __half, "f16", MLA_REG_64, 64, 65, 66, 67, 68, 69)
+MLA_WGMMA(192, 96, __nv_bfloat16, "bf16", MLA_REG_96, 96, 97, 98, 99, 100, 101)
+MLA_WGMMA(192, 96, __half, "f16", MLA_REG_96, 96, 97, 98, 99, 100, 101)
+#undef MLA_WGMMA
 
 #undef MLA_ACC_8
 #undef MLA_ACC_16
 #undef MLA_ACC_32
+#undef MLA_ACC_64
+#undef MLA_ACC_96
 #undef MLA_REG_0_7
 #undef MLA_REG_8_15
 #undef MLA_REG_16_31
@@ -173,6 +101,9 @@ MLA_WGMMA_192(__half, "f16")
 #undef MLA_REG_48_63
 #undef MLA_REG_64_79
 #undef MLA_REG_80_95
+#undef MLA_REG_32
+#undef MLA_REG_64
+#undef MLA_REG_96
 #undef MLA_DESCRIPTOR
 // clang-format on
 
