@@ -10,7 +10,8 @@
 #include <tuple>
 
 #include "core/diagnostics.hpp"
-#include "cuda/sm90/line.cuh"
+#include "cuda/line.cuh"
+#include "cuda/sm90/traits.cuh"
 #include "testkit/rng.hpp"
 
 namespace mla::sm90 {

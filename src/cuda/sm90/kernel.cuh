@@ -51,12 +51,12 @@
 
 #include "cuda/sm90/context.cuh"
 #include "cuda/sm90/keys_values.cuh"
-#include "cuda/sm90/line.cuh"
+#include "cuda/line.cuh"
 #include "cuda/sm90/load.cuh"
 #include "cuda/sm90/load_rows.cuh"
-#include "cuda/sm90/reduce.cuh"
+#include "cuda/reduce.cuh"
 #include "cuda/sm90/rows_values.cuh"
-#include "cuda/sm90/trace.cuh"
+#include "cuda/trace.cuh"
 
 namespace mla::sm90 {
 
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   }
   const int thread = static_cast<int>(threadIdx.x) - (T::kThreads - 256);
   merge_role<T>(p, small.cuts, shared, thread);
-  if (p.query_start_loc != nullptr) store_padding<256>(p, T::kLatent, thread);
+  if (p.token_end != nullptr) store_padding<256>(p, T::kLatent, thread);
   if (thread == 0) trace(kTraceEnd);
 }
 

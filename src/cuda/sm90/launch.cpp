@@ -13,14 +13,9 @@
 namespace mla::sm90 {
 namespace {
 
-constexpr int kMaxGroup = 8;  // CTAs that may share a worker's keys
-constexpr std::size_t kAlignment = 256;
 constexpr std::int64_t kTmaAlignment = 16;
 constexpr std::int64_t kElementBytes = 2;
 constexpr int kChunkValues = 64;
-constexpr int kPieceOverhead = 1;  // tiles; docs/kernel-sm90.md
-constexpr int kMinPiece = 1;
-constexpr int kEvenSlack = 20;  // of 64
 constexpr int kCopiesInFlight = 4;
 
 /// Microseconds of a call: a fixed part, one for every key tile and row block of a multiprocessor,
@@ -34,29 +29,6 @@ struct BlockCost {
 constexpr BlockCost kBlockCosts[] = {{16, 9.3, 1.2}, {32, 11.3, 1.53}, {64, 16.5, 2.1}};
 constexpr double kTileReadUs = 2.29;
 constexpr double kPieceUs = 2.0;
-
-std::size_t round_up(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-std::int32_t clamp_to_int32(std::int64_t value) {
-  return static_cast<std::int32_t>(
-      std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max()));
-}
-
-const std::int32_t* int32_pointer(const TensorView& view) {
-  return view.given() ? static_cast<const std::int32_t*>(view.data) : nullptr;
-}
-
-RowStrides strides(const TensorView& view) {
-  return {view.stride[0], view.stride[1]};
-}
-
-bool rows_aligned(const TensorView& view) {
-  const auto bytes = static_cast<std::int64_t>(dtype_bytes(view.dtype));
-  return reinterpret_cast<std::uintptr_t>(view.data) % kTmaAlignment == 0 &&
-         view.stride[0] * bytes % kTmaAlignment == 0 && view.stride[1] * bytes % kTmaAlignment == 0;
-}
 
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
                                  const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
@@ -172,18 +144,6 @@ Status make_query_map(const DecodeProblem& problem, const TensorView& q, QueryLo
                        {kChunkValues, block_rows, 1}, map);
 }
 
-/// The two query operands as views: the parts of q, or q_nope and q_pe.
-void query_views(const DecodeProblem& problem, const DecodeTensors& tensors, TensorView& nope,
-                 TensorView& pe) {
-  nope = tensors.q_nope;
-  pe = tensors.q_pe;
-  if (!tensors.q.given()) return;
-  nope = pe = tensors.q;
-  nope.shape[2] = problem.kv_lora_rank;
-  pe.shape[2] = problem.qk_rope_head_dim;
-  pe.data = static_cast<std::byte*>(tensors.q.data) + problem.kv_lora_rank * kElementBytes;
-}
-
 Status make_maps(const DecodeProblem& problem, const DecodeTensors& tensors,
                  const Geometry& geometry, std::byte* workspace, KernelParams& p,
                  TensorMaps& maps) {
@@ -206,70 +166,16 @@ KernelParams make_params(const PlanState& state, const DecodeTensors& tensors,
                          const Geometry& geometry, std::byte* workspace) {
   const DecodeProblem& problem = state.problem;
   KernelParams p{};
-  p.seq_lens = int32_pointer(tensors.seq_lens);
-  p.query_start_loc = int32_pointer(tensors.query_start_loc);
-  p.global_lens = problem.cp_world > 1 ? int32_pointer(tensors.causal_seqlens_kv_global) : nullptr;
-  p.block_table = int32_pointer(tensors.block_table);
-  p.block_table_stride = tensors.block_table.stride[0];
-  p.num_requests = static_cast<std::int32_t>(problem.num_requests);
-  p.num_tokens = static_cast<std::int32_t>(problem.num_tokens);
-  p.num_heads = static_cast<std::int32_t>(problem.num_heads);
-  p.page_size = static_cast<std::int32_t>(problem.page_size);
-  p.heads_divisor = FastDivisor(static_cast<std::uint32_t>(p.num_heads));
-  p.page_divisor = FastDivisor(static_cast<std::uint32_t>(p.page_size));
-  p.group_divisor = FastDivisor(static_cast<std::uint32_t>(geometry.group));
-  p.uniform_query_len = p.num_requests > 0 ? p.num_tokens / p.num_requests : 0;
+  fill_call_params(state, tensors, geometry, workspace, p);
   p.box_keys = static_cast<std::int32_t>(std::gcd<std::int64_t>(problem.page_size, kTileKeys));
-  p.max_seq_len = clamp_to_int32(problem.max_seq_len);
-
-  p.kv = tensors.kv_cache.data;
-  p.kv_stride = {tensors.kv_cache.stride[0], tensors.kv_cache.stride[1]};
-
   TensorView nope, pe;
   query_views(problem, tensors, nope, pe);
-  p.q_nope = nope.data;
-  p.q_pe = pe.data;
-  p.q_nope_stride = strides(nope);
-  p.q_pe_stride = strides(pe);
-  p.q_vector_loads = rows_aligned(nope) && (!pe.given() || rows_aligned(pe));
-
-  p.causal = problem.causal;
-  p.sliding_window = clamp_to_int32(problem.sliding_window);
-  p.logits_soft_cap = problem.logits_soft_cap;
-  p.sinks = tensors.sinks.given() ? static_cast<const float*>(tensors.sinks.data) : nullptr;
-  p.alibi_slopes =
-      tensors.alibi_slopes.given() ? static_cast<const float*>(tensors.alibi_slopes.data) : nullptr;
-  p.cp = cp_layout(problem);
-  p.bmm1_scale = tensors.bmm1_scale.value;
-  p.bmm2_scale = tensors.bmm2_scale.value;
-  p.bmm1_scale_pointer = tensors.bmm1_scale.pointer;
-  p.bmm2_scale_pointer = tensors.bmm2_scale.pointer;
-
-  p.out = tensors.out.data;
-  p.out_stride = strides(tensors.out);
-  p.out_dtype = static_cast<std::int32_t>(problem.resolved_out_dtype());
-  p.out_vector_stores = problem.resolved_out_dtype() != DType::kF32 && rows_aligned(tensors.out);
-  if (tensors.lse.given()) {
-    p.lse = static_cast<float*>(tensors.lse.data);
-    p.lse_stride = strides(tensors.lse);
-  }
-  constexpr float kLog2E = 1.44269504088896340736F;
-  p.lse_factor = problem.lse_base == LseBase::kTwo ? kLog2E : 1.0F;
-
-  p.num_workers = geometry.num_workers;
-  p.group = geometry.group;
-  p.piece_overhead = kPieceOverhead;
+  p.q_vector_loads =
+      rows_aligned(nope, kTmaAlignment) && (!pe.given() || rows_aligned(pe, kTmaAlignment));
   p.min_share_log2 = geometry.block_rows == 64 ? 1 : 0;
-  // In fixed_split mode no result is cut: a row's bits then depend on that row alone.
-  p.min_piece =
-      state.options.fixed_split > 0 ? std::numeric_limits<std::int32_t>::max() / 2 : kMinPiece;
-  p.even_slack = state.options.fixed_split > 0 ? -1 : kEvenSlack;
   p.defer_values =
       geometry.group > 1;  // else reading is the bottleneck, and slots must come free early
   p.max_copies_in_flight = kCopiesInFlight;
-  p.progress = reinterpret_cast<std::uint32_t*>(workspace + geometry.progress);
-  p.partial_stats = reinterpret_cast<float2*>(workspace + geometry.partial_stats);
-  p.partial_out = reinterpret_cast<float*>(workspace + geometry.partial_out);
   return p;
 }
 
@@ -316,33 +222,18 @@ int choose_block_rows(const DecodeProblem& problem, std::int64_t rows, int num_m
 
 Geometry make_geometry(const PlanState& state, int num_multiprocessors) noexcept {
   const DecodeProblem& problem = state.problem;
-  const auto rows_of = [&problem](std::int64_t most_tokens) {
-    return std::clamp<std::int64_t>(problem.max_query_len, 1, most_tokens) * problem.num_heads;
-  };
-  const std::int64_t rows = rows_of(std::max<std::int64_t>(problem.num_tokens, 1));
-  Geometry g;
+  const std::int64_t rows = row_bound(problem, std::max<std::int64_t>(problem.num_tokens, 1));
+  int block_rows = 0;
   if (state.options.fixed_split > 0) {
     // The kernels of different row blocks sum in different orders. A row's bits must not depend on
     // how many tokens or keys the batch has: the query bound alone decides.
     constexpr std::int64_t kManyTokens = 64;
-    const std::int64_t row_bound = rows_of(kManyTokens);
-    g.block_rows = row_bound <= 16 ? 16 : (row_bound <= 32 ? 32 : 64);
+    const std::int64_t bound = row_bound(problem, kManyTokens);
+    block_rows = bound <= 16 ? 16 : (bound <= 32 ? 32 : 64);
   } else {
-    g.block_rows = choose_block_rows(problem, rows, num_multiprocessors);
+    block_rows = choose_block_rows(problem, rows, num_multiprocessors);
   }
-  const std::int64_t blocks = (rows + g.block_rows - 1) / g.block_rows;
-  g.group = static_cast<int>(std::min<std::int64_t>({blocks, kMaxGroup, num_multiprocessors}));
-  g.num_workers = num_multiprocessors / g.group;
-  g.num_ctas = g.num_workers * g.group;
-
-  const auto ctas = static_cast<std::size_t>(g.num_ctas);
-  // Two slots a CTA for pieces of cut results.
-  const std::size_t partials = 2 * ctas * static_cast<std::size_t>(g.block_rows);
-  g.partial_stats = round_up(ctas * sizeof(std::uint32_t));
-  g.partial_out = g.partial_stats + round_up(partials * sizeof(float2));
-  g.total = g.partial_out +
-            round_up(partials * static_cast<std::size_t>(problem.kv_lora_rank) * sizeof(float));
-  return g;
+  return cuda::make_geometry(rows, block_rows, num_multiprocessors, problem.kv_lora_rank);
 }
 
 Status configure(PlanState& state) {
@@ -359,10 +250,7 @@ Status configure(PlanState& state) {
 Status launch(const PlanState& state, const DecodeTensors& tensors, std::byte* workspace,
               void* stream) {
   if (state.problem.num_tokens == 0) return {};
-  if (reinterpret_cast<std::uintptr_t>(workspace) % kAlignment != 0) {
-    return bad_argument("run", "workspace", static_cast<void*>(workspace),
-                        text("device memory aligned to ", kAlignment));
-  }
+  MLA_RETURN_IF_ERROR(check_workspace(workspace));
   const Result<cuda::DeviceProperties> device = cuda::device_properties(state.options.device_index);
   if (!device.ok()) return device.status();
   const Geometry geometry = make_geometry(state, device->num_multiprocessors);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/split.hpp"
+#include "cuda/call.hpp"
 #include "cuda/sm90/params.hpp"
 #include "mla/decode.hpp"
 
@@ -32,20 +33,6 @@ LaunchKernel kernel_bf16_256_64(int rows, bool plain);
 LaunchKernel kernel_f16_512_64(int rows, bool plain);
 LaunchKernel kernel_f16_512_0(int rows, bool plain);
 LaunchKernel kernel_f16_256_64(int rows, bool plain);
-
-/// What a plan fixes: row-block size, CTAs of a worker, grid.
-struct Geometry {
-  int block_rows = 0;
-  int group = 1;
-  int num_workers = 1;
-  int num_ctas = 1;
-
-  // Workspace, byte offsets.
-  std::size_t progress = 0;
-  std::size_t partial_stats = 0;
-  std::size_t partial_out = 0;
-  std::size_t total = 0;
-};
 
 Geometry make_geometry(const PlanState& state, int num_multiprocessors) noexcept;
 

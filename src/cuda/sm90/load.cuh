@@ -2,9 +2,9 @@
 #pragma once
 
 #include "cuda/sm90/launch.hpp"
-#include "cuda/sm90/piece.cuh"
+#include "cuda/piece.cuh"
 #include "cuda/sm90/ptx.cuh"
-#include "cuda/sm90/trace.cuh"
+#include "cuda/trace.cuh"
 #include "cuda/sm90/traits.cuh"
 
 namespace mla::sm90 {

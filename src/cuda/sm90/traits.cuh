@@ -18,6 +18,10 @@ struct Traits {
   static constexpr int kLatentChunks = kLatentChunksT;
   static constexpr int kRopeChunks = kRopeChunksT;
   static constexpr bool kPlain = kPlainT;
+  static constexpr int kTileKeys = sm90::kTileKeys;
+  static constexpr int kMergeBarrier = 4;  // named barrier; and 5: the second team
+  static constexpr bool kSparse = false;         // never without seq_lens
+  static constexpr bool kRuntimeLatent = false;  // a partial row is the latent's width
   static constexpr int kChunks = kLatentChunks + kRopeChunks;
   static constexpr int kLatent = kLatentChunks * 64;
   static constexpr bool kSwapped = kRows < 64;
@@ -88,12 +92,11 @@ struct Stats {
   int any_rescale[2][4];     // by buffer; swapped: [b][0], rows: by warp
 };
 
-/// Named barriers (0 is __syncthreads).
+/// Named barriers (0 is __syncthreads, 4 and 5 belong to the merge).
 enum NamedBarrier : int {
   kScoreBarrier = 1,
   kValueBarrier = 2,
   kQueryBarrier = 3,
-  kMergeBarrier = 4,  // and 5: the second team
   kStartBarrier = 6,
 };
 

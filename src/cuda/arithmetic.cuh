@@ -1,7 +1,7 @@
 // Integer arithmetic of code that runs once a launch.
 #pragma once
 
-namespace mla::sm90 {
+namespace mla::cuda {
 
 /// a / b for 0 <= a, 0 < b and a quotient below 2^22. The usual instruction sequence is four times
 /// as long, and code that runs once costs what its fetch does.
@@ -11,4 +11,4 @@ __device__ __forceinline__ int divide(int a, int b) {
   return q + (remainder >= b ? 1 : 0) - (remainder < 0 ? 1 : 0);
 }
 
-}  // namespace mla::sm90
+}  // namespace mla::cuda

@@ -3,32 +3,31 @@
 
 #include <cstdint>
 
-#include "cuda/sm90/arithmetic.cuh"
-#include "cuda/sm90/params.hpp"
-#include "cuda/sm90/ptx.cuh"
-#include "cuda/sm90/traits.cuh"
+#include "cuda/arithmetic.cuh"
+#include "cuda/call_params.hpp"
+#include "cuda/ptx.cuh"
 
-namespace mla::sm90 {
+namespace mla::cuda {
 
 /// Context parallelism's arithmetic is long and rare: kept out of line, because instructions that
 /// run once cost a fetch each (docs/kernel-sm90.md).
-__device__ __noinline__ inline int sharded_keys_below(const KernelParams& p, int position) {
+__device__ __noinline__ inline int sharded_keys_below(const CallParams& p, int position) {
   return static_cast<int>(local_keys_below(p.cp, position));
 }
 template <bool kPlain>
-__device__ __forceinline__ int keys_below(const KernelParams& p, int position) {
+__device__ __forceinline__ int keys_below(const CallParams& p, int position) {
   if (!kPlain && p.cp.world > 1) return sharded_keys_below(p, position);
   return max(position, 0);
 }
 
 /// First key and end of the keys that a token at `position` sees.
 template <bool kPlain>
-__device__ __forceinline__ int token_key_begin(const KernelParams& p, int position) {
+__device__ __forceinline__ int token_key_begin(const CallParams& p, int position) {
   if (kPlain || p.sliding_window == 0) return 0;
   return keys_below<kPlain>(p, position - p.sliding_window + 1);
 }
 template <bool kPlain>
-__device__ __forceinline__ int token_key_end(const KernelParams& p, int position, int seq_len) {
+__device__ __forceinline__ int token_key_end(const CallParams& p, int position, int seq_len) {
   if (!p.causal) return seq_len;
   return min(keys_below<kPlain>(p, position + 1), seq_len);
 }
@@ -53,22 +52,26 @@ struct RequestLengths {
 };
 
 template <class T>
-__device__ __forceinline__ RequestLengths load_lengths(const KernelParams& p, int request) {
+__device__ __forceinline__ RequestLengths load_lengths(const CallParams& p, int request) {
   RequestLengths l;
-  l.seq_len = __ldg(p.seq_lens + request);
+  l.seq_len =
+      T::kSparse && p.seq_lens == nullptr ? p.max_seq_len : __ldg(p.seq_lens + request);
   l.first_token = request * p.uniform_query_len;
   l.num_tokens = p.uniform_query_len;
   if (p.query_start_loc != nullptr) {
     l.first_token = __ldg(p.query_start_loc + request);
     l.num_tokens = __ldg(p.query_start_loc + request + 1) - l.first_token;
   }
+  // Sparse: every token is a request, padding tokens included.
+  if (T::kSparse && p.seq_lens == nullptr && p.token_end != nullptr && request >= __ldg(p.token_end))
+    l.num_tokens = 0;
   l.global_len =
       !T::kPlain && p.global_lens != nullptr ? __ldg(p.global_lens + request) : INT32_MIN;
   return l;
 }
 
 template <class T>
-__device__ __forceinline__ LineRequest line_request(const KernelParams& p,
+__device__ __forceinline__ LineRequest line_request(const CallParams& p,
                                                     const RequestLengths& l) {
   LineRequest r;
   r.first_token = l.first_token;
@@ -81,8 +84,8 @@ __device__ __forceinline__ LineRequest line_request(const KernelParams& p,
   r.passes = p.group_divisor.divide(blocks + p.group - 1);
   const int begin = token_key_begin<T::kPlain>(p, r.first_position);
   const int end = token_key_end<T::kPlain>(p, r.first_position + l.num_tokens - 1, r.seq_len);
-  r.tile_begin = begin / kTileKeys;
-  r.num_tiles = begin < end ? (end + kTileKeys - 1) / kTileKeys - r.tile_begin : 0;
+  r.tile_begin = begin / T::kTileKeys;
+  r.num_tiles = begin < end ? (end + T::kTileKeys - 1) / T::kTileKeys - r.tile_begin : 0;
   return r;
 }
 
@@ -133,4 +136,4 @@ __device__ __forceinline__ int64_t row_offset(const RowStrides& stride, int toke
   return token * stride.token + head * stride.head;
 }
 
-}  // namespace mla::sm90
+}  // namespace mla::cuda

@@ -1,11 +1,11 @@
-// Timestamps of the roles, for measuring only: compiled in with -DMLA_SM90_TRACE, else nothing.
+// Timestamps of the roles, for measuring only: compiled in with -DMLA_CUDA_TRACE, else nothing.
 // A trace is [CTAs][kTraceEvents] nanoseconds of the global timer; the last occurrence of an event
 // wins.
 #pragma once
 
 #include <cstdint>
 
-namespace mla::sm90 {
+namespace mla::cuda {
 
 enum TraceEvent : int {
   kTraceStart,
@@ -32,7 +32,7 @@ enum TraceEvent : int {
   kTraceEvents = 24
 };
 
-#if defined(MLA_SM90_TRACE)
+#if defined(MLA_CUDA_TRACE)
 __device__ uint64_t g_trace[256 * kTraceEvents];
 __device__ __forceinline__ void trace(TraceEvent event) {
   uint64_t now;
@@ -76,4 +76,4 @@ class TraceLaps {
 };
 #endif
 
-}  // namespace mla::sm90
+}  // namespace mla::cuda

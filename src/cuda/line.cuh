@@ -16,16 +16,16 @@
 // side by side, one scan, and hardly a division.
 #pragma once
 
-#include "cuda/sm90/piece.cuh"
+#include "cuda/piece.cuh"
 
-namespace mla::sm90 {
+namespace mla::cuda {
 
 /// Finds one CTA's share of the work and walks its pieces. One warp, convergent. A piece is written
 /// in two steps, so that copies can begin after the first.
 template <class T>
 class PieceWalk {
  public:
-  __device__ __forceinline__ PieceWalk(const KernelParams& p, int worker, int member, int lane)
+  __device__ __forceinline__ PieceWalk(const CallParams& p, int worker, int member, int lane)
       : p_(p), worker_(worker), member_(member), lane_(lane) {
     // A lane takes `per_lane` neighbouring requests; what they cost stays in registers while they
     // are few.
@@ -283,11 +283,11 @@ class PieceWalk {
       piece_begin = all_begin + cut(from - start_);
       piece_end = all_begin + cut(to - start_);
     }
-    const int tile_begin = max(piece_begin, key_begin / kTileKeys);
-    const int tile_end = min(piece_end, (key_end + kTileKeys - 1) / kTileKeys);
+    const int tile_begin = max(piece_begin, key_begin / T::kTileKeys);
+    const int tile_end = min(piece_end, (key_end + T::kTileKeys - 1) / T::kTileKeys);
     if (lane_ == 0) {
       if (tile_begin < tile_end) {  // on its way while the piece is written down
-        const int page_idx = p_.page_divisor.divide(tile_begin * kTileKeys);
+        const int page_idx = p_.page_divisor.divide(tile_begin * T::kTileKeys);
         ptx::prefetch_l2(p_.block_table + request_ * p_.block_table_stride + page_idx);
       }
       piece.valid = 1;
@@ -327,7 +327,7 @@ class PieceWalk {
     rank = worker_ - (first - 1);
   }
 
-  const KernelParams& p_;
+  const CallParams& p_;
   int worker_, member_, lane_;
   int per_lane_, first_request_;
   int total_, workers_, quotient_, remainder_;
@@ -343,4 +343,4 @@ class PieceWalk {
   LineRequest current_;
 };
 
-}  // namespace mla::sm90
+}  // namespace mla::cuda

@@ -8,10 +8,10 @@
 // nothing is exchanged for them.
 #pragma once
 
-#include "cuda/sm90/epilogue.cuh"
-#include "cuda/sm90/trace.cuh"
+#include "cuda/row_end.cuh"
+#include "cuda/trace.cuh"
 
-namespace mla::sm90 {
+namespace mla::cuda {
 
 /// Threads that merge one result, and their scratch memory.
 struct MergeTeam {
@@ -58,7 +58,7 @@ struct MergeState {
 
 /// Four neighbouring values of one row.
 template <class T>
-__device__ __forceinline__ void store_four(const KernelParams& p, int64_t offset, const float4& v,
+__device__ __forceinline__ void store_four(const CallParams& p, int64_t offset, const float4& v,
                                            float factor) {
   if (T::kPlain || p.out_vector_stores) {
     const bool is_f16 = output_is_f16(p);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void store_four(const KernelParams& p, int64_t offset
 
 /// A merged vector, to out; lse of the row if the vector is its first.
 template <class T>
-__device__ __forceinline__ void store_merged(const KernelParams& p, const CutResult<T::kRows>& cut,
+__device__ __forceinline__ void store_merged(const CallParams& p, const CutResult<T::kRows>& cut,
                                              const MergeState& state, int vector) {
   constexpr int kRowVectors = T::kLatent / 4;
   const int row = vector / kRowVectors;
@@ -87,12 +87,12 @@ __device__ __forceinline__ void store_merged(const KernelParams& p, const CutRes
                              : joined.weight * scale_of(p.bmm2_scale, p.bmm2_scale_pointer) *
                                    __fdividef(1.0F, state.sum);
   if (dim == 0 && p.lse != nullptr) p.lse[cut.row_lse[row]] = joined.lse * p.lse_factor;
-  store_four<T>(p, cut.row_out[row] + dim, state.o, factor);
+  if (!T::kRuntimeLatent || dim < p.latent) store_four<T>(p, cut.row_out[row] + dim, state.o, factor);
 }
 
 /// Merges a slice, kPieces pieces of kVectors vectors in flight.
 template <class T, int kPieces, int kVectors>
-__device__ __forceinline__ void merge_slice(const KernelParams& p, const CutResult<T::kRows>& cut,
+__device__ __forceinline__ void merge_slice(const CallParams& p, const CutResult<T::kRows>& cut,
                                             const MergeTeam& team, const MergeSlice& slice) {
   constexpr int kRowVectors = T::kLatent / 4;
   constexpr int kPartialVectors = T::kRows * kRowVectors;
@@ -162,7 +162,7 @@ __device__ __forceinline__ void merge_slice(const KernelParams& p, const CutResu
 }
 
 template <class T>
-__device__ __forceinline__ void merge_result(const KernelParams& p, const CutResult<T::kRows>& cut,
+__device__ __forceinline__ void merge_result(const CallParams& p, const CutResult<T::kRows>& cut,
                                              const MergeTeam& team) {
   constexpr int kGrain = 32;  // vectors of the smallest slice
   const int num_pieces = cut.num_pieces;
@@ -184,18 +184,18 @@ __device__ __forceinline__ void merge_result(const KernelParams& p, const CutRes
 /// Every cut result of this CTA: one by all 256 threads of the last two warpgroups, or two side by
 /// side.
 template <class T>
-__device__ __forceinline__ void merge_role(const KernelParams& p,
+__device__ __forceinline__ void merge_role(const CallParams& p,
                                            const CutResult<T::kRows> (&cuts)[2], char* ring,
                                            int thread) {
   constexpr int kThreads = 256;
   constexpr int kScratchBytes = 128 * sizeof(MergeState);  // of half the threads
-  ptx::named_barrier_sync(kMergeBarrier, kThreads);        // the ring is idle from here on
+  ptx::named_barrier_sync(T::kMergeBarrier, kThreads);        // the ring is idle from here on
   if (!cuts[0].valid && !cuts[1].valid) return;
-  MergeTeam team{kThreads, thread, kMergeBarrier, ring};
+  MergeTeam team{kThreads, thread, T::kMergeBarrier, ring};
   int which = cuts[0].valid ? 0 : 1;
   if (cuts[0].valid && cuts[1].valid) {
     which = thread / 128;
-    team = {128, thread % 128, kMergeBarrier + which, ring + which * kScratchBytes};
+    team = {128, thread % 128, T::kMergeBarrier + which, ring + which * kScratchBytes};
   }
   const CutResult<T::kRows>& cut = cuts[which];
   uint32_t* progress = p.progress + cut.first_cta;
@@ -215,4 +215,4 @@ __device__ __forceinline__ void merge_role(const KernelParams& p,
   }
 }
 
-}  // namespace mla::sm90
+}  // namespace mla::cuda
