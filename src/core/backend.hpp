@@ -54,5 +54,8 @@ std::vector<const KernelEntry*> backend_rows();  // src/cpu/backend.cpp
 namespace sm90 {
 std::vector<const KernelEntry*> backend_rows();  // src/cuda/sm90/backend.cpp, in builds with CUDA
 }  // namespace sm90
+namespace portable {
+std::vector<const KernelEntry*> backend_rows();  // src/cuda/portable/backend.cpp, likewise
+}  // namespace portable
 
 }  // namespace mla

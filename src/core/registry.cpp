@@ -21,6 +21,7 @@ const std::vector<const KernelEntry*>& backend_table() {
     std::vector<const KernelEntry*> rows;
 #if MLA_HAS_CUDA
     for (const KernelEntry* entry : sm90::backend_rows()) rows.push_back(entry);
+    for (const KernelEntry* entry : portable::backend_rows()) rows.push_back(entry);
 #endif
     for (const KernelEntry* entry : cpu::backend_rows()) rows.push_back(entry);
     return rows;
@@ -34,7 +35,8 @@ std::string absent_reason(const std::string& name) {
 #else
   constexpr bool kHasCuda = false;
 #endif
-  return !kHasCuda && name == "sm90" ? "this build has no CUDA" : "";
+  const bool is_cuda = name == "sm90" || name == "cuda" || name == "cuda_163k" || name == "cuda_99k";
+  return !kHasCuda && is_cuda ? "this build has no CUDA" : "";
 }
 
 Result<const KernelEntry*> select_backend(const DecodeProblem& problem,
