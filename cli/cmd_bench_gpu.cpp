@@ -59,7 +59,8 @@ GpuRow make_row(const PeerTable& table, const PeerShape& shape, const testkit::C
   row.measured = measured;
   const bool eight_bit = problem.q == DType::kE4M3 && problem.kv == KvFormat::kE4M3;
   row.limit_us = table.limit_us(measured.work.bytes, measured.work.flops, eight_bit);
-  row.peer = shape.best_peer(problem.kv);
+  row.peer = shape.best_peer(problem.kv,
+                             measured.backend == "sm90" ? PeerCards::kHopper : PeerCards::kAny);
   return row;
 }
 

@@ -12,41 +12,52 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Columns of a row: name, problem, limit, three 16-bit peers, two e4m3 peers.
-constexpr std::size_t kFirst16Bit = 3;
-constexpr std::size_t kFirstE4m3 = 6;
-constexpr std::size_t kColumns = 8;
-constexpr const char* kPeers16Bit[] = {"flashmla", "flashinfer", "fa3"};
-constexpr const char* kPeersE4m3[] = {"flashmla", "flashinfer"};
+// Columns of a row: name, problem, limit, and the peers in this order.
+struct PeerColumn {
+  const char* name;
+  PeerCards cards;
+  bool e4m3;
+};
+constexpr PeerColumn kPeerColumns[] = {{"flashmla", PeerCards::kHopper, false},
+                                       {"flashinfer", PeerCards::kHopper, false},
+                                       {"fa3", PeerCards::kHopper, false},
+                                       {"flashmla", PeerCards::kHopper, true},
+                                       {"flashinfer", PeerCards::kHopper, true},
+                                       {"fa2", PeerCards::kAny, false},
+                                       {"fa2", PeerCards::kAny, true}};
+constexpr std::size_t kFirstPeer = 3;
+constexpr std::size_t kColumns = kFirstPeer + std::size(kPeerColumns);
 constexpr double kMegabyte = 1e6;
 constexpr double kTeraPerMicro = 1e6;  // TFLOP/s in FLOP/us
 
 PeerShape parse_shape(const Json& row) {
-  if (row.size() != kColumns) throw std::invalid_argument("a shape has eight columns");
+  if (row.size() != kColumns) {
+    throw std::invalid_argument(text("a shape of ", row.size(), " columns"));
+  }
   PeerShape shape;
   shape.name = row[0].get<std::string>();
   shape.problem = row[1].get<std::string>();
   shape.limit_us = row[2].get<double>();
-  const auto add = [&row](std::vector<Peer>& peers, const char* name, std::size_t column) {
-    if (!row[column].is_null()) peers.push_back({name, row[column].get<double>()});
-  };
-  for (std::size_t i = 0; i < std::size(kPeers16Bit); ++i) {
-    add(shape.peers_16bit, kPeers16Bit[i], kFirst16Bit + i);
-  }
-  for (std::size_t i = 0; i < std::size(kPeersE4m3); ++i) {
-    add(shape.peers_e4m3, kPeersE4m3[i], kFirstE4m3 + i);
+  for (std::size_t i = 0; i < std::size(kPeerColumns); ++i) {
+    const Json& us = row[kFirstPeer + i];
+    const PeerColumn& column = kPeerColumns[i];
+    if (!us.is_null()) {
+      shape.peers.push_back({column.name, us.get<double>(), column.cards, column.e4m3});
+    }
   }
   return shape;
 }
 
 }  // namespace
 
-Peer PeerShape::best_peer(KvFormat format) const {
-  if (format == KvFormat::kFp8DsMla) return {};
-  const std::vector<Peer>& peers = format == KvFormat::kE4M3 ? peers_e4m3 : peers_16bit;
-  const auto best = std::min_element(peers.begin(), peers.end(),
-                                     [](const Peer& a, const Peer& b) { return a.us < b.us; });
-  return best == peers.end() ? Peer{} : *best;
+Peer PeerShape::best_peer(KvFormat format, PeerCards cards) const {
+  Peer best;
+  if (format == KvFormat::kFp8DsMla) return best;
+  for (const Peer& peer : peers) {
+    if (peer.cards != cards || peer.e4m3 != (format == KvFormat::kE4M3)) continue;
+    if (best.name.empty() || peer.us < best.us) best = peer;
+  }
+  return best;
 }
 
 double PeerTable::limit_us(double bytes, double flops, bool eight_bit) const {
@@ -85,7 +96,8 @@ Result<PeerTable> parse_peers(std::string_view json) {
     for (const Json& row : root.at("shapes")) table.shapes.push_back(parse_shape(row));
     return table;
   } catch (const std::exception& error) {
-    return bad_argument("bench", "table of peers", error.what(), "the columns of peers-h200.json");
+    return bad_argument("bench", "table of peers", error.what(),
+                        text("the ", kColumns, " columns of peers-h200.json"));
   }
 }
 

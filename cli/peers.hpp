@@ -13,20 +13,24 @@
 
 namespace mla::cli {
 
+/// Which cards a kernel is written for: rivals of the sm90 row, and of the rows for any card.
+enum class PeerCards { kHopper, kAny };
+
 struct Peer {
   std::string name;  ///< empty: none
   double us = 0.0;   ///< microseconds of one call
+  PeerCards cards = PeerCards::kHopper;
+  bool e4m3 = false;  ///< its cache is e4m3; else bf16
 };
 
 struct PeerShape {
   std::string name;
-  std::string problem;            ///< problem string
-  double limit_us = 0.0;          ///< as recorded; `PeerTable::limit_us` gives it for any problem
-  std::vector<Peer> peers_16bit;  ///< with a bf16 cache
-  std::vector<Peer> peers_e4m3;
+  std::string problem;    ///< problem string
+  double limit_us = 0.0;  ///< as recorded; `PeerTable::limit_us` gives it for any problem
+  std::vector<Peer> peers;
 
-  /// The fastest peer with this cache. None for fp8_ds_mla; f16 counts as bf16.
-  Peer best_peer(KvFormat format) const;
+  /// The fastest peer for such cards with this cache. None for fp8_ds_mla; f16 counts as bf16.
+  Peer best_peer(KvFormat format, PeerCards cards) const;
 };
 
 struct PeerTable {

@@ -42,9 +42,15 @@ TEST(BenchPeers, HaveAllShapesUnderDistinctNames) {
     const Result<testkit::Case> parsed = testkit::parse_case(shape.problem);
     ASSERT_TRUE(parsed.ok()) << shape.name << ": " << parsed.status().message();
     EXPECT_EQ(parsed->page, 64) << shape.name;
-    EXPECT_EQ(shape.peers_16bit.size(), 3U) << shape.name;
-    EXPECT_GE(shape.peers_e4m3.size(), 1U) << shape.name;
-    for (const Peer& peer : shape.peers_16bit) EXPECT_GT(peer.us, shape.limit_us) << shape.name;
+    int on_hopper = 0, on_any_card = 0;
+    for (const Peer& peer : shape.peers) {
+      if (peer.e4m3) continue;
+      EXPECT_GT(peer.us, shape.limit_us) << shape.name;
+      ++(peer.cards == PeerCards::kHopper ? on_hopper : on_any_card);
+    }
+    EXPECT_EQ(on_hopper, 3) << shape.name;
+    EXPECT_EQ(on_any_card, 1) << shape.name;
+    EXPECT_NE(shape.best_peer(KvFormat::kE4M3, PeerCards::kHopper).name, "") << shape.name;
     names.insert(shape.name);
     problems.insert(shape.problem);
   }
@@ -76,15 +82,16 @@ TEST(BenchPeers, ALimitIsTheLargerOfReadingAndArithmetic) {
   EXPECT_NEAR(table.limit_us(1e6, 500e6, true), 2.5, kExact);
 }
 
-TEST(BenchPeers, TheBestPeerIsOfTheSameCacheType) {
+TEST(BenchPeers, TheBestPeerIsOfTheSameCacheTypeAndCards) {
   const PeerTable table = parse_peers(R"({"device": "card", "tflops_16bit": 1, "tflops_8bit": 1,
       "read_megabytes": [1], "read_us": [1],
-      "shapes": [["a", "b=1", 1.0, 9.0, 7.0, 8.0, 5.0, 6.0], ["b", "b=2", 1.0, 4.0, 7.0, 8.0, null, 6.0],
-                 ["c", "b=3", 1.0, null, null, null, null, null]]})")
+      "shapes": [["a", "b=1", 1.0, 9.0, 7.0, 8.0, 5.0, 6.0, 3.0, 2.0],
+                 ["b", "b=2", 1.0, 4.0, 7.0, 8.0, null, 6.0, 9.0, null],
+                 ["c", "b=3", 1.0, null, null, null, null, null, null, null]]})")
                               .value();
   ASSERT_EQ(table.shapes.size(), 3U);
-  const auto best = [&](std::size_t shape, KvFormat format) {
-    const Peer peer = table.shapes[shape].best_peer(format);
+  const auto best = [&](std::size_t shape, KvFormat format, PeerCards cards = PeerCards::kHopper) {
+    const Peer peer = table.shapes[shape].best_peer(format, cards);
     return peer.name + " " + std::to_string(static_cast<int>(peer.us));
   };
   EXPECT_EQ(best(0, KvFormat::kBF16), "flashinfer 7");
@@ -94,6 +101,9 @@ TEST(BenchPeers, TheBestPeerIsOfTheSameCacheType) {
   EXPECT_EQ(best(1, KvFormat::kBF16), "flashmla 4");
   EXPECT_EQ(best(1, KvFormat::kE4M3), "flashinfer 6");
   EXPECT_EQ(best(2, KvFormat::kBF16), " 0");
+  EXPECT_EQ(best(0, KvFormat::kBF16, PeerCards::kAny), "fa2 3");
+  EXPECT_EQ(best(0, KvFormat::kE4M3, PeerCards::kAny), "fa2 2");
+  EXPECT_EQ(best(1, KvFormat::kE4M3, PeerCards::kAny), " 0");
 }
 
 TEST(BenchPeers, AnotherTableIsRefused) {
@@ -192,7 +202,7 @@ TEST(BenchOptions, FlagsOverrideAProblemAndFilterLines) {
   EXPECT_EQ(chosen("")->size(), 122U);
   EXPECT_EQ(chosen("uniform_b1_q1_h8_len1024")->size(), 1U);
   EXPECT_EQ(chosen("zzz").status().code(), StatusCode::kInvalidArgument);
-  const std::vector<PeerShape> wrong = {{"a", "b=nothing", 0, {}, {}}};
+  const std::vector<PeerShape> wrong = {{"a", "b=nothing", 0, {}}};
   options.filter.clear();
   EXPECT_EQ(choose_lines(options, wrong, &PeerShape::name).status().code(),
             StatusCode::kInvalidArgument);

@@ -3,7 +3,7 @@
 #   faults_covered_test.sh <source folder>
 set -eu
 cd "$1"
-defined=$(sed -n 's/^TEST(\([A-Za-z]*\), \([A-Za-z0-9_]*\)).*/\1.\2/p' tests/*_test.cpp | sort -u)
+defined=$(sed -n 's/^TEST\(_P\)\{0,1\}(\([A-Za-z]*\), \([A-Za-z0-9_]*\)).*/\2.\3/p' tests/*_test.cpp | sort -u)
 listed=$(grep -oE '`[A-Z][A-Za-z]*\.[A-Za-z0-9_]+`' docs/faults-covered.md | tr -d '`' | sort -u)
 failed=0
 for name in $listed; do
