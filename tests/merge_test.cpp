@@ -226,16 +226,5 @@ TEST(Merge, BadArgumentsAreRefused) {
   EXPECT_TRUE(std::isnan(target.out[0]));
 }
 
-TEST(Merge, B58_LocalLengthsOfOneRank) {
-  const std::int64_t lens[] = {1, 6, 9};
-  const std::int64_t local[] = {0, 2, 2};
-  for (int b = 0; b < 3; ++b) EXPECT_EQ(local_seq_len(lens[b], 4, 1), local[b]);
-  for (const std::int64_t interleave : {1, 3, 64}) {
-    std::int64_t sum = 0;
-    for (std::int64_t rank = 0; rank < 8; ++rank) sum += local_seq_len(1000, 8, rank, interleave);
-    EXPECT_EQ(sum, 1000);
-  }
-}
-
 }  // namespace
 }  // namespace mla

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/split.hpp"
-#include "mla/merge.hpp"
+#include "mla/sharding.hpp"
 
 namespace mla {
 namespace {

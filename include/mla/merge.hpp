@@ -1,4 +1,4 @@
-// Merging partial attention states, and how context parallelism deals tokens to ranks.
+// Merging partial attention states.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,5 @@ struct AttentionState {
 /// the states.
 MLA_API Status merge(const AttentionState* states, std::int64_t count, const AttentionState& merged,
                      LseBase lse_base = LseBase::kE);
-
-/// Keys of a sequence of `global_len` tokens that lie on rank `cp_rank`: token g lies on rank
-/// (g / cp_interleave) mod cp_world. 0 when an argument is out of range.
-MLA_API std::int64_t local_seq_len(std::int64_t global_len, std::int64_t cp_world,
-                                   std::int64_t cp_rank, std::int64_t cp_interleave = 1) noexcept;
 
 }  // namespace mla

@@ -4,5 +4,6 @@
 #include "mla/decode.hpp"   // IWYU pragma: export
 #include "mla/merge.hpp"    // IWYU pragma: export
 #include "mla/problem.hpp"  // IWYU pragma: export
+#include "mla/sharding.hpp" // IWYU pragma: export
 #include "mla/status.hpp"   // IWYU pragma: export
 #include "mla/tensor.hpp"   // IWYU pragma: export

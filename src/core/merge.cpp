@@ -9,7 +9,6 @@
 #include "core/diagnostics.hpp"
 #include "core/element.hpp"
 #include "core/lse.hpp"
-#include "core/visibility.hpp"
 
 namespace mla {
 namespace {
@@ -103,12 +102,6 @@ Status merge(const AttentionState* states, std::int64_t count, const AttentionSt
     }
   }
   return {};
-}
-
-std::int64_t local_seq_len(std::int64_t global_len, std::int64_t cp_world, std::int64_t cp_rank,
-                           std::int64_t cp_interleave) noexcept {
-  if (cp_world < 1 || cp_rank < 0 || cp_rank >= cp_world || cp_interleave < 1) return 0;
-  return local_keys_below({cp_world, cp_rank, cp_interleave}, global_len);
 }
 
 }  // namespace mla
