@@ -27,7 +27,8 @@ typedef enum mla_status {
   MLA_OUT_OF_MEMORY = 3,
   MLA_IO = 4,
   MLA_DEVICE = 5,
-  MLA_INTERNAL = 6
+  MLA_INTERNAL = 6,
+  MLA_PEER = 7
 } mla_status;
 
 typedef enum mla_dtype {

@@ -17,6 +17,7 @@ enum class StatusCode : int {
   kIo = 4,               ///< a file could not be read or written
   kDevice = 5,           ///< the accelerator's runtime reported an error
   kInternal = 6,         ///< a bug in libmla
+  kPeer = 7,             ///< another rank of the group left, or did not arrive in time
 };
 
 /// The name of a code, for example "invalid argument".
@@ -29,6 +30,7 @@ inline const char* to_string(StatusCode code) noexcept {
     case StatusCode::kIo: return "input/output error";
     case StatusCode::kDevice: return "device error";
     case StatusCode::kInternal: return "internal error";
+    case StatusCode::kPeer: return "peer lost";
   }
   return "unknown status";
 }

@@ -1,8 +1,6 @@
 // [combine] The public merge of partial states in host memory.
 #include "mla/merge.hpp"
 
-#include <algorithm>
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -63,41 +61,31 @@ Status merge(const AttentionState* states, std::int64_t count, const AttentionSt
   }
 
   const float to_natural = lse_base == LseBase::kTwo ? kLn2 : 1.0F;
-  const auto lse_of = [&](std::int64_t s, std::int64_t token, std::int64_t head) {
-    return clean_lse(load_element(row_address(states[s].lse, token, head), DType::kF32, 0) * to_natural);
-  };
+  std::vector<float> lses(static_cast<std::size_t>(count));
   std::vector<float> weights(static_cast<std::size_t>(count));
   for (std::int64_t token = 0; token < merged.out.shape[0]; ++token) {
     for (std::int64_t head = 0; head < merged.out.shape[1]; ++head) {
-      float m = empty_lse<float>();
-      for (std::int64_t s = 0; s < count; ++s) m = std::fmax(m, lse_of(s, token, head));
-      const bool empty = m == empty_lse<float>();
-      std::fill(weights.begin(), weights.end(), 0.0F);
-      float sum = 0;
-      std::int64_t num_real = 0;
-      std::int64_t real = 0;
-      for (std::int64_t s = 0; s < count && !empty; ++s) {
-        const float lse = lse_of(s, token, head);
-        if (lse == empty_lse<float>()) continue;
-        weights[static_cast<std::size_t>(s)] = std::exp(lse - m);
-        sum += weights[static_cast<std::size_t>(s)];
-        ++num_real;
-        real = s;
+      const auto given_lse = [&](std::int64_t s) {
+        return load_element(row_address(states[s].lse, token, head), DType::kF32, 0);
+      };
+      for (std::int64_t s = 0; s < count; ++s) {
+        lses[static_cast<std::size_t>(s)] = clean_lse(given_lse(s) * to_natural);
       }
+      const MergedLse<float> whole = merge_weights(lses.data(), count, weights.data());
+      const bool empty = whole.sum == 0.0F;
       std::byte* out = row_address(merged.out, token, head);
       for (std::int64_t d = 0; d < merged.out.shape[2]; ++d) {
         float value = 0;
         for (std::int64_t s = 0; s < count; ++s) {
           const float weight = weights[static_cast<std::size_t>(s)];
           if (weight == 0.0F) continue;  // an empty state may hold NaN
-          value += weight * load_element(row_address(states[s].out, token, head), states[s].out.dtype, d);
+          value += weight *
+                   load_element(row_address(states[s].out, token, head), states[s].out.dtype, d);
         }
-        store_element(out, merged.out.dtype, d, empty ? 0.0F : value / sum);
+        store_element(out, merged.out.dtype, d, empty ? 0.0F : value / whole.sum);
       }
       // A single real state keeps its lse bit for bit.
-      const float lse = empty           ? empty_lse<float>()
-                        : num_real == 1 ? load_element(row_address(states[real].lse, token, head), DType::kF32, 0)
-                                        : (m + std::log(sum)) / to_natural;
+      const float lse = whole.only_real >= 0 ? given_lse(whole.only_real) : whole.lse / to_natural;
       store_element(row_address(merged.lse, token, head), DType::kF32, 0, lse);
     }
   }
