@@ -1,6 +1,7 @@
 // All of libmla's C++ interface.
 #pragma once
 
+#include "mla/communicator.hpp"
 #include "mla/decode.hpp"   // IWYU pragma: export
 #include "mla/merge.hpp"    // IWYU pragma: export
 #include "mla/problem.hpp"  // IWYU pragma: export
