@@ -3,6 +3,7 @@
 
 #include "mla/communicator.hpp"
 #include "mla/decode.hpp"   // IWYU pragma: export
+#include "mla/distributed.hpp"
 #include "mla/merge.hpp"    // IWYU pragma: export
 #include "mla/problem.hpp"  // IWYU pragma: export
 #include "mla/sharding.hpp" // IWYU pragma: export
