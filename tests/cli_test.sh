@@ -4,6 +4,7 @@
 set -u
 MLA=$1
 WRITER=$2
+COMPARE=$(cd "$(dirname "$0")" && pwd)/compare_results.py
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
 cd "$WORK" || exit 1
@@ -132,6 +133,19 @@ expect 0 run --input batch.safetensors --output result.safetensors
 [ -s result.safetensors ] || problem "run: no result"
 expect 0 run --input batch.safetensors --output again.safetensors --backend cpu_reference --threads 1 --json
 json out
+# The same on a group of ranks, whatever their number: more ranks than tokens or heads too.
+for ranks in 1 2 4 7 16; do
+  for strategy in auto a2a ag_rs; do
+    expect 0 run --input batch.safetensors --output sharded.safetensors --ranks $ranks --interleave 3 \
+      --strategy $strategy --json
+    json out
+    python3 "$COMPARE" again.safetensors sharded.safetensors || problem "run --ranks $ranks $strategy differs"
+  done
+done
+expect 2 run --input batch.safetensors --output none.safetensors --ranks 0
+expect 2 run --input batch.safetensors --output none.safetensors --interleave 2
+expect 2 run --input batch.safetensors --output none.safetensors --ranks 2 --strategy nccl
+absent none.safetensors
 expect 0 check --input batch.safetensors --backend all
 expect 0 plan --input batch.safetensors
 

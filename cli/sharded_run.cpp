@@ -1,0 +1,172 @@
+#include "sharded_run.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "core/diagnostics.hpp"
+#include "core/stages.hpp"
+#include "mla/sharding.hpp"
+#include "testkit/buffer.hpp"
+
+namespace mla::cli {
+namespace {
+
+using testkit::Buffer;
+
+/// The problem and tensors of one rank; owns what it does not share with the batch.
+struct Shard {
+  DecodeProblem problem;
+  DecodeTensors tensors;
+  std::vector<std::int32_t> seq_lens, table, indices;
+  Buffer pool;
+};
+
+std::int32_t* integers(const TensorView& view) {
+  return static_cast<std::int32_t*>(view.data);
+}
+
+/// Sparse rows are dealt as sequences are: entry k is rank (k / interleave) mod W's, and no key to
+/// the others. The cache stays whole.
+void deal_indices(const Sharding& sharding, std::int64_t rank, Shard& shard) {
+  const TensorView whole = shard.tensors.indices;
+  shard.indices.resize(static_cast<std::size_t>(whole.shape[0] * whole.shape[1]), -1);
+  for (std::int64_t t = 0; t < whole.shape[0]; ++t) {
+    for (std::int64_t k = 0; k < whole.shape[1]; ++k) {
+      if (local_token(sharding, k).rank != rank) continue;
+      shard.indices[static_cast<std::size_t>(t * whole.shape[1] + k)] =
+          integers(whole)[t * whole.stride[0] + k];
+    }
+  }
+  shard.tensors.indices =
+      TensorView::contiguous(shard.indices.data(), DType::kI32, {whole.shape[0], whole.shape[1]});
+}
+
+/// A pool with this rank's tokens alone, and the table and lengths that go with it.
+Status deal_cache(const Sharding& sharding, std::int64_t rank, const DecodeTensors& batch,
+                  Shard& shard) {
+  const DecodeProblem& problem = shard.problem;
+  std::int64_t num_pages = 0;
+  std::int64_t columns = 1;
+  for (std::int64_t b = 0; b < problem.num_requests; ++b) {
+    const std::int64_t length = integers(batch.seq_lens)[b * batch.seq_lens.stride[0]];
+    const std::int64_t local = local_seq_len(length, sharding.world, rank, sharding.interleave);
+    shard.seq_lens.push_back(static_cast<std::int32_t>(local));
+    const std::int64_t pages = (local + problem.page_size - 1) / problem.page_size;
+    num_pages += pages;
+    columns = std::max(columns, pages);
+  }
+  shard.table.assign(static_cast<std::size_t>(problem.num_requests * columns), -1);
+  std::int32_t next = 0;
+  for (std::int64_t b = 0; b < problem.num_requests; ++b) {
+    const std::int64_t local = shard.seq_lens[static_cast<std::size_t>(b)];
+    for (std::int64_t page = 0; page * problem.page_size < local; ++page) {
+      shard.table[static_cast<std::size_t>(b * columns + page)] = next++;
+    }
+  }
+  const TensorView& kv = batch.kv_cache;
+  const std::int64_t width = kv.shape[2];
+  shard.pool = Buffer(
+      static_cast<std::size_t>(num_pages * problem.page_size * width) * dtype_bytes(kv.dtype),
+      0xFF);
+  DecodeTensors& mine = shard.tensors;
+  mine.kv_cache =
+      TensorView::contiguous(shard.pool.data(), kv.dtype, {num_pages, problem.page_size, width});
+  mine.block_table =
+      TensorView::contiguous(shard.table.data(), DType::kI32, {problem.num_requests, columns});
+  if (!mine.causal_seqlens_kv_global.given()) mine.causal_seqlens_kv_global = batch.seq_lens;
+  mine.seq_lens =
+      TensorView::contiguous(shard.seq_lens.data(), DType::kI32, {problem.num_requests});
+  return split_cache(sharding, rank, {kv, batch.block_table}, batch.seq_lens,
+                     {mine.kv_cache, mine.block_table});
+}
+
+Status make_shard(const DecodeProblem& problem, const DecodeTensors& batch,
+                  const Sharding& sharding, std::int64_t rank, Shard& shard) {
+  shard.problem = problem;
+  shard.problem.cp_world = sharding.world;
+  shard.problem.cp_rank = rank;
+  shard.problem.cp_interleave = sharding.interleave;
+  shard.tensors = batch;
+  if (problem.sparse()) {
+    deal_indices(sharding, rank, shard);
+    return {};
+  }
+  return deal_cache(sharding, rank, batch, shard);
+}
+
+TensorView heads_of(TensorView view, const HeadRange& heads) {
+  if (!view.given()) return view;
+  view.shape[1] = heads.count;
+  view.data = static_cast<std::byte*>(view.data) +
+              heads.begin * view.stride[1] * static_cast<std::int64_t>(dtype_bytes(view.dtype));
+  return view;
+}
+
+/// One rank's work, from the whole batch to its heads of the whole result.
+Result<ShardedReport> run_rank(Communicator& ranks, const DecodeProblem& problem,
+                               const DecodeTensors& batch, const ShardedRun& run) {
+  Shard shard;
+  const Status sharded =
+      make_shard(problem, batch, {ranks.world(), run.interleave}, ranks.rank(), shard);
+  if (!sharded.ok()) {
+    ranks.abort(sharded);
+    return sharded;
+  }
+  const Result<ContextParallelPlan> plan = plan_context_parallel(shard.problem, ranks, run.decode);
+  if (!plan.ok()) return plan.status();
+  DecodeTensors& tensors = shard.tensors;
+  if (!run.decode.queries_gathered) {
+    for (TensorView* view : {&tensors.q, &tensors.q_nope, &tensors.q_pe})
+      *view = heads_of(*view, plan->heads());
+  }
+  tensors.out = heads_of(tensors.out, plan->heads());
+  tensors.lse = heads_of(tensors.lse, plan->heads());
+  const Buffer workspace(plan->workspace_bytes(), 0);
+  const auto start = std::chrono::steady_clock::now();
+  MLA_RETURN_IF_ERROR(
+      decode_context_parallel(*plan, ranks, tensors, workspace.data(), workspace.size()));
+  const std::chrono::duration<double, std::milli> elapsed =
+      std::chrono::steady_clock::now() - start;
+  return ShardedReport{plan->local().backend_name(), plan->local().num_workers(), plan->strategy(),
+                       plan->workspace_bytes(), elapsed.count()};
+}
+
+}  // namespace
+
+Result<ShardedReport> run_on_threads(int world, const DecodeProblem& problem,
+                                     const DecodeTensors& batch, const ShardedRun& run) {
+  if (problem.cp_world != 1) {
+    return bad_argument("run", "--ranks",
+                        text("a batch of rank ", problem.cp_rank, " of ", problem.cp_world),
+                        "a whole batch (cp_world 1)");
+  }
+  MLA_RETURN_IF_ERROR(validate_tensors(problem, batch));
+  MLA_RETURN_IF_ERROR(validate_contents(problem, batch));
+  Result<std::vector<std::unique_ptr<Communicator>>> ends = make_thread_communicators(world);
+  if (!ends.ok()) return ends.status();
+  std::vector<Result<ShardedReport>> reports(static_cast<std::size_t>(world), ShardedReport{});
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < reports.size(); ++r) {
+    threads.emplace_back([&, r] {
+      Communicator& ranks = *(*ends)[r];
+      try {
+        reports[r] = run_rank(ranks, problem, batch, run);
+      } catch (const std::bad_alloc&) {
+        const Status failed(StatusCode::kOutOfMemory, text("run: rank ", r, ": out of memory"));
+        ranks.abort(failed);
+        reports[r] = failed;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ShardedReport report = reports[0].ok() ? *reports[0] : ShardedReport{};
+  for (const Result<ShardedReport>& each : reports) {
+    if (!each.ok()) return each.status();
+    report.milliseconds = std::max(report.milliseconds, each->milliseconds);
+  }
+  return report;
+}
+
+}  // namespace mla::cli
