@@ -29,26 +29,35 @@ struct Options {
   bool json = false;
 };
 
-/// The batch on a group of threads, each with its part of the cache.
-Status run_sharded(const Options& options, const io::Batch& batch, const DecodeTensors& tensors,
-                   nlohmann::ordered_json& report) {
+ShardedRun sharded_run(const Options& options) {
   ShardedRun run;
   run.interleave = options.interleave;
   for (const CpStrategy strategy : {CpStrategy::kAllToAll, CpStrategy::kGatherReduce}) {
     if (options.strategy == to_string(strategy)) run.decode.strategy = strategy;
   }
   run.decode.local = options.backend.options();
-  if (run.decode.local.num_threads == 0) {  // ranks share the machine's threads
+  return run;
+}
+
+/// The batch on a group of threads, or of processes, each with its part of the cache.
+Status run_sharded(const Options& options, const Status& read, const DecodeProblem& problem,
+                   const DecodeTensors& tensors, nlohmann::ordered_json& report, int& rank) {
+  ShardedRun run = sharded_run(options);
+  if (options.ranks > 0 &&
+      run.decode.local.num_threads == 0) {  // ranks share the machine's threads
     run.decode.local.num_threads =
         std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options.ranks);
   }
-  const Result<ShardedReport> done = run_on_threads(options.ranks, batch.problem, tensors, run);
+  if (options.ranks > 0 && !read.ok()) return read;
+  const Result<ShardedReport> done = options.ranks > 0
+                                         ? run_on_threads(options.ranks, problem, tensors, run)
+                                         : run_on_mpi(read, problem, tensors, run, rank);
   if (!done.ok()) return done.status();
   report.update({{"backend", done->backend},
                  {"threads", done->threads},
                  {"workspace_bytes", done->workspace_bytes},
                  {"milliseconds", done->milliseconds},
-                 {"ranks", options.ranks},
+                 {"ranks", done->ranks},
                  {"interleave", run.interleave},
                  {"strategy", to_string(done->strategy)}});
   return {};
@@ -72,21 +81,31 @@ Status run_whole(const Options& options, const io::Batch& batch, const DecodeTen
   return {};
 }
 
-/// Everything that can fail comes before the output file is touched.
-Status run_file(const Options& options, nlohmann::ordered_json& report) {
-  Result<io::Batch> batch = io::read_batch(options.input);
-  if (!batch.ok()) return batch.status();
-  for (const std::string& name : batch->ignored) {
-    std::cerr << "mla run: note: '" << name << "' is not part of a batch and was ignored\n";
+/// Everything that can fail comes before the output file is touched. `rank` is this process's in an
+/// MPI job, of which rank 0 alone writes.
+Status run_file(const Options& options, nlohmann::ordered_json& report, int& rank) {
+  const bool job = under_mpi();
+  if (job && options.ranks > 0) {
+    return bad_argument(kCommand, "--ranks", text(options.ranks, " in an MPI job"),
+                        "none: the job's processes are the ranks");
   }
-  const testkit::Outputs outputs(batch->problem);
-  DecodeTensors tensors = batch->tensors;
+  Result<io::Batch> batch = io::read_batch(options.input);
+  if (!batch.ok() && !job) return batch.status();
+  const DecodeProblem problem = batch.ok() ? batch->problem : DecodeProblem();
+  const testkit::Outputs outputs(problem);
+  DecodeTensors tensors = batch.ok() ? batch->tensors : DecodeTensors();
   tensors.out = outputs.out_view;
   tensors.lse = outputs.lse_view;
   report = {{"input", options.input}, {"output", options.output}};
-  MLA_RETURN_IF_ERROR(options.ranks > 0 ? run_sharded(options, *batch, tensors, report)
-                                        : run_whole(options, *batch, tensors, report));
-  report["problem"] = to_string(batch->problem);
+  const Status read = batch.ok() ? Status() : batch.status();
+  MLA_RETURN_IF_ERROR(job || options.ranks > 0
+                          ? run_sharded(options, read, problem, tensors, report, rank)
+                          : run_whole(options, *batch, tensors, report));
+  if (rank != 0) return {};
+  for (const std::string& name : batch->ignored) {
+    std::cerr << "mla run: note: '" << name << "' is not part of a batch and was ignored\n";
+  }
+  report["problem"] = to_string(problem);
   report["ignored"] = batch->ignored;
   return io::write_result(options.output, tensors.out, tensors.lse);
 }
@@ -94,11 +113,15 @@ Status run_file(const Options& options, nlohmann::ordered_json& report) {
 int run_command(const Options& options) {
   nlohmann::ordered_json report;
   Status status;
+  int rank = 0;
   try {
-    status = run_file(options, report);
+    status = run_file(options, report, rank);
   } catch (const std::bad_alloc&) {
     status = Status(StatusCode::kOutOfMemory, text("run: ", options.input, ": out of memory"));
   }
+  // The ranks of a job end alike, and rank 0 says how: mpirun would end it early when another rank
+  // fails before it.
+  if (rank != 0) return kExitDone;
   if (!status.ok()) return fail(kCommand, status);
   if (options.json) {
     print_json(report);
@@ -106,8 +129,8 @@ int run_command(const Options& options) {
     std::cout << options.output << ": " << report["problem"].get<std::string>() << " on "
               << report["backend"].get<std::string>() << ", " << report["threads"].get<int>()
               << " threads";
-    if (options.ranks > 0) {
-      std::cout << " on each of " << options.ranks << " ranks ("
+    if (report.contains("ranks")) {
+      std::cout << " on each of " << report["ranks"].get<int>() << " ranks ("
                 << report["strategy"].get<std::string>() << ")";
     }
     std::cout << "\n";
@@ -127,23 +150,20 @@ void add_run_command(CLI::App& app, int& exit_code) {
       ->required()
       ->type_name("FILE");
   add_backend_flags(*command, options->backend, "Row of `mla info` (default: the first that runs)");
-  CLI::Option* ranks =
-      command
-          ->add_option("--ranks", options->ranks,
-                       "Shard the cache over N threads and decode context-parallel")
-          ->check(CLI::Range(1, 1024))
-          ->type_name("N");
+  command
+      ->add_option("--ranks", options->ranks,
+                   "Shard the cache over N threads; under mpirun its processes are the ranks")
+      ->check(CLI::Range(1, 1024))
+      ->type_name("N");
   command
       ->add_option("--interleave", options->interleave,
-                   "With --ranks: consecutive tokens of a rank (default 1)")
+                   "Of a sharded run: consecutive tokens of a rank (default 1)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31))
-      ->needs(ranks)
       ->type_name("N");
   command
       ->add_option("--strategy", options->strategy,
-                   "With --ranks: auto, a2a or ag_rs (default auto)")
+                   "Of a sharded run: auto, a2a or ag_rs (default auto)")
       ->check(CLI::IsMember({"auto", "a2a", "ag_rs"}))
-      ->needs(ranks)
       ->type_name("NAME");
   command->add_flag("--json", options->json, "Print JSON");
   command->footer(example("mla run --input batch.safetensors --output result.safetensors"));

@@ -2,9 +2,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <thread>
 #include <vector>
 
+#ifdef MLA_HAS_MPI
+#include "cli.hpp"
+#include "core/element.hpp"
+#include "distributed/agreement.hpp"
+#include "mla/mpi.hpp"
+#endif
 #include "core/diagnostics.hpp"
 #include "core/stages.hpp"
 #include "mla/sharding.hpp"
@@ -129,21 +137,106 @@ Result<ShardedReport> run_rank(Communicator& ranks, const DecodeProblem& problem
       decode_context_parallel(*plan, ranks, tensors, workspace.data(), workspace.size()));
   const std::chrono::duration<double, std::milli> elapsed =
       std::chrono::steady_clock::now() - start;
-  return ShardedReport{plan->local().backend_name(), plan->local().num_workers(), plan->strategy(),
-                       plan->workspace_bytes(), elapsed.count()};
+  return ShardedReport{plan->local().backend_name(),
+                       plan->local().num_workers(),
+                       ranks.world(),
+                       plan->strategy(),
+                       plan->workspace_bytes(),
+                       elapsed.count()};
 }
 
-}  // namespace
-
-Result<ShardedReport> run_on_threads(int world, const DecodeProblem& problem,
-                                     const DecodeTensors& batch, const ShardedRun& run) {
+Status check_whole(const DecodeProblem& problem, const DecodeTensors& batch) {
   if (problem.cp_world != 1) {
-    return bad_argument("run", "--ranks",
+    return bad_argument("run", "ranks",
                         text("a batch of rank ", problem.cp_rank, " of ", problem.cp_world),
                         "a whole batch (cp_world 1)");
   }
   MLA_RETURN_IF_ERROR(validate_tensors(problem, batch));
-  MLA_RETURN_IF_ERROR(validate_contents(problem, batch));
+  return validate_contents(problem, batch);
+}
+
+#ifdef MLA_HAS_MPI
+/// Brings every rank's heads of a [T,H,width] tensor to all ranks.
+Status gather_heads(Communicator& ranks, const TensorView& whole) {
+  if (!whole.given()) return {};
+  const std::int64_t tokens = whole.shape[0];
+  const std::int64_t heads = whole.shape[1];
+  const std::int64_t block = rank_heads(heads, ranks.world(), 0).count;
+  const std::size_t row =
+      static_cast<std::size_t>(whole.rank == 3 ? whole.shape[2] : 1) * dtype_bytes(whole.dtype);
+  const std::size_t bytes = static_cast<std::size_t>(tokens * block) * row;
+  const Buffer mine(bytes, 0);
+  const Buffer all(bytes * static_cast<std::size_t>(ranks.world()), 0);
+  const auto each_row = [&](std::int64_t rank, const Buffer& blocks, std::size_t begin,
+                            bool out_of_tensor) {
+    const HeadRange own = rank_heads(heads, ranks.world(), rank);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (std::int64_t h = 0; h < own.count; ++h) {
+        std::byte* in_tensor = row_address(whole, t, own.begin + h);
+        std::byte* in_block = blocks.data() + begin + static_cast<std::size_t>(t * block + h) * row;
+        std::memcpy(out_of_tensor ? in_block : in_tensor, out_of_tensor ? in_tensor : in_block,
+                    row);
+      }
+    }
+  };
+  each_row(ranks.rank(), mine, 0, true);
+  MLA_RETURN_IF_ERROR(ranks.all_gather(mine.data(), all.data(), bytes, nullptr));
+  for (int r = 0; r < ranks.world(); ++r)
+    each_row(r, all, static_cast<std::size_t>(r) * bytes, false);
+  return {};
+}
+
+/// MPI from the first use to the end of the process.
+class MpiJob {
+ public:
+  MpiJob() { MPI_Init(nullptr, nullptr); }
+  ~MpiJob() {
+    // A lost group still has messages in flight, which MPI_Finalize would wait for.
+    lost ? MPI_Abort(MPI_COMM_WORLD, kExitBadInput) : MPI_Finalize();
+  }
+  bool lost = false;
+};
+
+Result<ShardedReport> run_job(Communicator& ranks, const Status& read, const DecodeProblem& problem,
+                              const DecodeTensors& batch, const ShardedRun& run) {
+  const Status mine = read.ok() ? check_whole(problem, batch) : read;
+  // A rank that could not read the file would leave the others waiting.
+  MLA_RETURN_IF_ERROR(agree(ranks, "run", mine, {}));
+  Result<ShardedReport> report = run_rank(ranks, problem, batch, run);
+  if (!report.ok()) return report;
+  MLA_RETURN_IF_ERROR(gather_heads(ranks, batch.out));
+  MLA_RETURN_IF_ERROR(gather_heads(ranks, batch.lse));
+  return report;
+}
+#endif
+
+}  // namespace
+
+bool under_mpi() noexcept {
+  // Open MPI's and MPICH's launchers.
+  return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMI_SIZE") != nullptr;
+}
+
+Result<ShardedReport> run_on_mpi(const Status& read, const DecodeProblem& problem,
+                                 const DecodeTensors& batch, const ShardedRun& run, int& rank) {
+#ifdef MLA_HAS_MPI
+  MpiJob job;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  Result<std::unique_ptr<Communicator>> ranks = make_mpi_communicator(MPI_COMM_WORLD);
+  if (!ranks.ok()) return ranks.status();
+  Result<ShardedReport> report = run_job(**ranks, read, problem, batch, run);
+  job.lost = !report.ok() && report.status().code() == StatusCode::kPeer;
+  return report;
+#else
+  (void)read, (void)problem, (void)batch, (void)run, (void)rank;
+  return Status(StatusCode::kUnsupported,
+                "run: MPI: found a build without it, needed one with MLA_MPI=ON");
+#endif
+}
+
+Result<ShardedReport> run_on_threads(int world, const DecodeProblem& problem,
+                                     const DecodeTensors& batch, const ShardedRun& run) {
+  MLA_RETURN_IF_ERROR(check_whole(problem, batch));
   Result<std::vector<std::unique_ptr<Communicator>>> ends = make_thread_communicators(world);
   if (!ends.ok()) return ends.status();
   std::vector<Result<ShardedReport>> reports(static_cast<std::size_t>(world), ShardedReport{});

@@ -17,6 +17,7 @@ struct ShardedRun {
 struct ShardedReport {
   std::string backend;
   int threads = 0;  ///< of one rank
+  int ranks = 1;
   CpStrategy strategy = CpStrategy::kAuto;
   std::size_t workspace_bytes = 0;
   double milliseconds = 0;  ///< of the call
@@ -26,5 +27,14 @@ struct ShardedReport {
 /// `world` threads. The tensors' contents are checked first.
 Result<ShardedReport> run_on_threads(int world, const DecodeProblem& problem,
                                      const DecodeTensors& batch, const ShardedRun& run);
+
+/// Whether this process was started as one rank of an MPI job.
+bool under_mpi() noexcept;
+
+/// The same as a rank of the MPI job, in which every process has read the whole batch, or says in
+/// `read` why it could not. Every rank ends with all heads. `rank` is set first. kUnsupported:
+/// built without MPI.
+Result<ShardedReport> run_on_mpi(const Status& read, const DecodeProblem& problem,
+                                 const DecodeTensors& batch, const ShardedRun& run, int& rank);
 
 }  // namespace mla::cli

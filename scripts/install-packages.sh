@@ -4,7 +4,7 @@
 set -eu
 
 packages="g++ cmake ninja-build git pkg-config libhwy-dev libopenblas-dev libcli11-dev nlohmann-json3-dev
-libgtest-dev clang libclang-rt-14-dev"
+libgtest-dev clang libclang-rt-14-dev libopenmpi-dev openmpi-bin"
 
 missing=""
 for package in $packages; do

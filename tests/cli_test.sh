@@ -143,7 +143,7 @@ for ranks in 1 2 4 7 16; do
   done
 done
 expect 2 run --input batch.safetensors --output none.safetensors --ranks 0
-expect 2 run --input batch.safetensors --output none.safetensors --interleave 2
+expect 2 run --input batch.safetensors --output none.safetensors --ranks 2 --interleave 0
 expect 2 run --input batch.safetensors --output none.safetensors --ranks 2 --strategy nccl
 absent none.safetensors
 expect 0 check --input batch.safetensors --backend all
