@@ -26,6 +26,8 @@ struct Arguments {
   std::int64_t window = 0;
   model::GenerateOptions generate;
   std::string cache = "bf16";
+  int ranks = 0;  ///< 0: not sharded
+  std::int64_t interleave = 1;
   std::string dump_path;
   std::int64_t dump_layer = 0;
   std::int64_t dump_step = 0;
@@ -167,7 +169,9 @@ int generate(Arguments& arguments, const model::Checkpoint& checkpoint) {
   model::BatchDump dump(arguments.dump_path, arguments.dump_layer, arguments.dump_step);
   if (!arguments.dump_path.empty()) arguments.generate.hook = dump.hook();
   const Result<model::GenerateResult> result =
-      model::generate(checkpoint, prompts, arguments.generate);
+      arguments.ranks > 0 ? model::generate_sharded(checkpoint, prompts, arguments.generate,
+                                                    arguments.ranks, arguments.interleave)
+                          : model::generate(checkpoint, prompts, arguments.generate);
   progress.clear();
   if (!result.ok()) return fail(kCommand, result.status());
   print_generations(arguments, *result);
@@ -212,6 +216,10 @@ int run_generate(Arguments& arguments) {
   if (arguments.prompts.empty() == arguments.score_file.empty()) {
     return fail(kCommand, kExitBadInput,
                 "found neither or both of --prompt and --score, needed one of them");
+  }
+  if (arguments.ranks > 0 && (!arguments.score_file.empty() || !arguments.dump_path.empty())) {
+    return fail(kCommand, kExitBadInput,
+                "--ranks: found together with --score or --dump-batch, needed alone");
   }
   static const std::map<std::string, KvFormat> kFormats = {
       {"bf16", KvFormat::kBF16}, {"f16", KvFormat::kF16}, {"e4m3", KvFormat::kE4M3}};
@@ -272,6 +280,16 @@ void add_generate_command(CLI::App& app, int& exit_code) {
   command->add_option("--backend", options.engine.backend,
                       "A row of `mla info`; default: the first that runs");
   command->add_option("--threads", options.engine.num_threads, "CPU threads; 0: all")
+      ->capture_default_str();
+  command
+      ->add_option("--ranks", arguments->ranks,
+                   "Shard the cache over N threads; not with --score or --dump-batch")
+      ->check(CLI::Range(1, 256))
+      ->type_name("N");
+  command
+      ->add_option("--interleave", arguments->interleave,
+                   "With --ranks: consecutive tokens of a rank")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31))
       ->capture_default_str();
   command->add_option("--dump-batch", arguments->dump_path,
                       "Write the attention call of one layer and decode step as a batch file");

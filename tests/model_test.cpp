@@ -267,6 +267,40 @@ TEST(Generate, ATextDoesNotDependOnTheThreads) {
   EXPECT_EQ(texts_of(reference_prompts(), options), one);
 }
 
+TEST(Generate, ATextDoesNotDependOnTheRanks) {
+  for (const KvFormat cache : {KvFormat::kBF16, KvFormat::kE4M3}) {
+    GenerateOptions options = generate_options(cache, 48);
+    // Its arithmetic is f32 throughout. Rows that round P to 16 bits may part ways at a near tie,
+    // as they do from this one.
+    options.engine.backend = "cpu_portable";
+    options.engine.page_size = 4;
+    options.speculate = 3;
+    options.max_batch = 3;
+    const std::vector<Tokens> whole = texts_of(reference_prompts(), options);
+    for (const auto& [world, interleave] : {std::pair{1, 1}, {2, 1}, {3, 16}, {7, 3}}) {
+      const GenerateResult sharded = value_or_throw(
+          generate_sharded(checkpoint(), reference_prompts(), options, world, interleave));
+      for (std::size_t i = 0; i < whole.size(); ++i) {
+        EXPECT_EQ(sharded.generations[i].tokens, whole[i]) << world << " ranks, prompt " << i;
+      }
+      // A rank holds its part: at most a page more than the W-th of each sequence.
+      EXPECT_LE(sharded.stats.peak_pages, 3 * (pages_for((39 + 48) / world + interleave, 4) + 1));
+    }
+  }
+}
+
+TEST(Generate, ARankThatFailsIsTheErrorOfAll) {
+  GenerateOptions options = generate_options(KvFormat::kBF16, 8);
+  options.engine.backend = "nothing";
+  const auto failed = generate_sharded(checkpoint(), reference_prompts(), options, 3, 1);
+  EXPECT_EQ(failed.status().code(), StatusCode::kInvalidArgument) << failed.status().message();
+  options.engine.backend = "";
+  EXPECT_EQ(generate_sharded(checkpoint(), {}, options, 0, 1).status().message(),
+            "make_thread_communicators: world: found 0, needed at least 1");
+  EXPECT_EQ(generate_sharded(checkpoint(), {}, options, 2, 0).status().message(),
+            "generate: interleave: found 0, needed at least 1");
+}
+
 TEST(Generate, PagesAreTakenOnDemandAndGivenBack) {
   GenerateOptions options = generate_options(KvFormat::kBF16, 30);
   options.engine.page_size = 1;

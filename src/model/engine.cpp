@@ -68,7 +68,7 @@ Result<Engine> Engine::create(const Checkpoint& checkpoint, const EngineOptions&
   const int wanted = options.num_threads > 0 ? options.num_threads : hardware;
   const bool is_large = checkpoint.num_parameters() >= kThreadedGemmParameters;
   return Engine(checkpoint, plan_options, is_large ? wanted : 1, *std::move(cache),
-                PageAllocator(num_pages, options.page_seed));
+                PageAllocator(num_pages, options.page_seed), options.group);
 }
 
 Status Engine::step(std::span<const StepPart> parts, std::vector<float>& logits,
@@ -80,18 +80,22 @@ Status Engine::step(std::span<const StepPart> parts, std::vector<float>& logits,
     CachedSequence& sequence = *part.sequence;
     const std::int64_t added = static_cast<std::int64_t>(part.tokens.size());
     const std::int64_t length = sequence.length + added;
-    MLA_RETURN_IF_ERROR(allocator_.grow(sequence.pages, pages_for(length, page_size)));
+    const Sharding sharding = group_.sharding();
+    const std::int64_t local =
+        local_seq_len(length, sharding.world, group_.rank(), sharding.interleave);
+    MLA_RETURN_IF_ERROR(allocator_.grow(sequence.pages, pages_for(local, page_size)));
     for (std::int64_t position = sequence.length; position < length; ++position) {
-      const std::int64_t page = sequence.pages[static_cast<std::size_t>(position / page_size)];
       batch.positions.push_back(static_cast<std::int32_t>(position));
-      batch.slots.push_back(page * page_size + position % page_size);
+      batch.slots.push_back(
+          shard_slot(sharding, group_.rank(), position, page_size, sequence.pages.data()));
     }
     batch.tokens.insert(batch.tokens.end(), part.tokens.begin(), part.tokens.end());
     for (std::int64_t row = batch.num_tokens() - part.num_logits; row < batch.num_tokens(); ++row) {
       batch.logit_rows.push_back(row);
     }
     batch.query_start_loc.push_back(static_cast<std::int32_t>(batch.num_tokens()));
-    batch.seq_lens.push_back(static_cast<std::int32_t>(length));
+    batch.seq_lens.push_back(static_cast<std::int32_t>(local));
+    batch.global_lens.push_back(static_cast<std::int32_t>(length));
     batch.table_width =
         std::max(batch.table_width, static_cast<std::int64_t>(sequence.pages.size()));
   }
@@ -103,7 +107,7 @@ Status Engine::step(std::span<const StepPart> parts, std::vector<float>& logits,
     batch.block_table.resize((b + 1) * static_cast<std::size_t>(batch.table_width), kNoPage);
   }
   MLA_RETURN_IF_ERROR(transformer_.forward(batch, cache_, logits, hook));
-  for (std::size_t b = 0; b < parts.size(); ++b) parts[b].sequence->length = batch.seq_lens[b];
+  for (std::size_t b = 0; b < parts.size(); ++b) parts[b].sequence->length = batch.global_lens[b];
   return {};
 }
 

@@ -22,6 +22,7 @@ struct EngineOptions {
   int num_threads = 0;              ///< of libmla and, for large models, of the GEMMs; 0: all
   std::int64_t chunk_tokens = 512;  ///< prompt tokens of one step
   std::uint64_t page_seed = 1;      ///< shuffles the pool's pages
+  RankGroup group;                  ///< who shares the cache; every rank makes the same calls
 };
 
 /// 1 for 16-bit caches. For e4m3 the layer's cache_bound / 448, rounded up to a power of two:
@@ -31,8 +32,8 @@ float default_kv_scale(const Checkpoint& checkpoint, std::int64_t layer, KvForma
 
 /// One request's place in the cache.
 struct CachedSequence {
-  std::vector<std::int32_t> pages;
-  std::int64_t length = 0;  ///< tokens whose latents are valid
+  std::vector<std::int32_t> pages;  ///< of this rank
+  std::int64_t length = 0;          ///< tokens whose latents are valid, on all ranks together
 };
 
 /// One request's part of a step.
@@ -61,11 +62,13 @@ class Engine {
 
  private:
   Engine(const Checkpoint& checkpoint, const PlanOptions& plan_options, int gemm_threads,
-         PagedCache cache, PageAllocator allocator)
-      : transformer_(checkpoint, plan_options, gemm_threads),
+         PagedCache cache, PageAllocator allocator, const RankGroup& group)
+      : group_(group),
+        transformer_(checkpoint, plan_options, gemm_threads, group),
         cache_(std::move(cache)),
         allocator_(std::move(allocator)) {}
 
+  RankGroup group_;
   Transformer transformer_;
   PagedCache cache_;
   PageAllocator allocator_;

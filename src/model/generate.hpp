@@ -68,6 +68,14 @@ struct GenerateResult {
 Result<GenerateResult> generate(const Checkpoint& checkpoint, const std::vector<Tokens>& prompts,
                                 const GenerateOptions& options);
 
+/// The same on `world` threads, each a rank that runs the model with its part of every sequence's
+/// cache, `interleave` tokens at a time. They share `num_threads`, and the hook is not called.
+/// Statistics are rank 0's.
+Result<GenerateResult> generate_sharded(const Checkpoint& checkpoint,
+                                        const std::vector<Tokens>& prompts,
+                                        const GenerateOptions& options, int world,
+                                        std::int64_t interleave);
+
 struct ScoreOptions {
   EngineOptions engine;
   std::int64_t window = 0;  ///< tokens of one context; 0: max_position_embeddings

@@ -46,11 +46,13 @@ DType query_dtype(KvFormat format) {
 
 }  // namespace
 
-Transformer::Transformer(const Checkpoint& checkpoint, const PlanOptions& options, int gemm_threads)
+Transformer::Transformer(const Checkpoint& checkpoint, const PlanOptions& options, int gemm_threads,
+                         const RankGroup& group)
     : checkpoint_(checkpoint),
       config_(checkpoint.config),
       rope_(checkpoint.config),
-      plans_(options),
+      is_sharded_(group.ranks != nullptr),
+      plans_(options, group),
       gemm_(gemm_threads) {}
 
 AttentionStats Transformer::attention_stats() const noexcept {
@@ -86,7 +88,7 @@ DecodeProblem Transformer::decode_problem(const StepBatch& batch, const PagedCac
   problem.q_dtype = query_dtype(problem.kv_format);
   problem.out_dtype = DType::kF32;
   problem.causal = true;
-  problem.max_seq_len = *std::max_element(batch.seq_lens.begin(), batch.seq_lens.end());
+  problem.max_seq_len = *std::max_element(batch.global_lens.begin(), batch.global_lens.end());
   problem.max_query_len = 0;
   for (std::size_t b = 0; b < batch.seq_lens.size(); ++b) {
     const std::int64_t length = batch.query_start_loc[b + 1] - batch.query_start_loc[b];
@@ -121,7 +123,7 @@ Status Transformer::attention(std::int64_t layer, const StepBatch& batch, PagedC
   latent_out_.resize(elements(rows_, config_.num_heads * config_.kv_lora_rank));
   const DecodeTensors tensors = decode_tensors(layer, batch, cache, problem.q_dtype);
   const auto start = std::chrono::steady_clock::now();
-  MLA_RETURN_IF_ERROR(run(entry.plan, tensors, entry.workspace, entry.plan.workspace_bytes()));
+  MLA_RETURN_IF_ERROR(entry.run(tensors));
   stats_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   ++stats_.runs;
   if (hook) hook(layer, problem, tensors);
@@ -183,6 +185,7 @@ void Transformer::append_latents(std::int64_t layer, const StepBatch& batch, Pag
                             width, config_.hidden_size);
   rms_norm(kv_.data(), width, weights.kv_a_norm, kLatentNormEps, kv_.data(), width, rows_);
   for (std::int64_t row = 0; row < batch.num_tokens(); ++row) {
+    if (batch.slots[static_cast<std::size_t>(row)] < 0) continue;
     float* token = kv_.data() + row * width;
     rope_.rotate(cos_sin_.data() + row * config_.qk_rope_head_dim, token + config_.kv_lora_rank);
     cache.store(layer, batch.slots[static_cast<std::size_t>(row)],
@@ -200,6 +203,10 @@ DecodeTensors Transformer::decode_tensors(std::int64_t layer, const StepBatch& b
   tensors.block_table = TensorView::contiguous(batch.block_table.data(), DType::kI32,
                                                {num_requests, batch.table_width});
   tensors.seq_lens = TensorView::contiguous(batch.seq_lens.data(), DType::kI32, {num_requests});
+  if (is_sharded_) {
+    tensors.causal_seqlens_kv_global =
+        TensorView::contiguous(batch.global_lens.data(), DType::kI32, {num_requests});
+  }
   tensors.query_start_loc =
       TensorView::contiguous(batch.query_start_loc.data(), DType::kI32, {num_requests + 1});
   tensors.out = TensorView::contiguous(latent_out_.data(), DType::kF32,

@@ -20,9 +20,11 @@ namespace mla::model {
 struct StepBatch {
   std::vector<std::int32_t> tokens;     ///< [T]
   std::vector<std::int32_t> positions;  ///< [T] position in the token's own request
-  std::vector<std::int64_t> slots;      ///< [T] where the latent goes: page * page_size + offset
+  std::vector<std::int64_t> slots;      ///< [T] where the latent goes: page * page_size + offset;
+                                        ///< -1: to another rank
   std::vector<std::int32_t> query_start_loc;  ///< [B+1]
-  std::vector<std::int32_t> seq_lens;         ///< [B] new tokens included
+  std::vector<std::int32_t> seq_lens;         ///< [B] new tokens included, on this rank
+  std::vector<std::int32_t> global_lens;      ///< [B] the same on all ranks
   std::vector<std::int32_t> block_table;      ///< [B, table_width]
   std::int64_t table_width = 0;
   std::vector<std::int64_t> logit_rows;  ///< the tokens whose logits are wanted
@@ -46,7 +48,8 @@ class Transformer {
  public:
   /// The checkpoint must outlive the object. `options.fixed_split` makes a row's bits independent
   /// of the batch around it, together with the fixed row blocks of gemm.hpp.
-  Transformer(const Checkpoint& checkpoint, const PlanOptions& options, int gemm_threads);
+  Transformer(const Checkpoint& checkpoint, const PlanOptions& options, int gemm_threads,
+              const RankGroup& group = {});
 
   /// Appends the step's latents to the cache and writes logits [logit_rows, vocab]. The arrays of
   /// the batch must agree in size and tokens lie in the vocabulary; libmla checks the rest.
@@ -74,6 +77,7 @@ class Transformer {
   const Checkpoint& checkpoint_;
   const ModelConfig& config_;
   Rope rope_;
+  bool is_sharded_;
   PlanCache plans_;
   Gemm gemm_;
   AttentionStats stats_;
