@@ -22,6 +22,8 @@ struct BenchOptions {
   BackendFlags backend;
   std::string format = "table";
   double min_time = 0.5;
+  int ranks = 0;  ///< 0: one rank, not sharded
+  std::int64_t interleave = 1;
 };
 
 /// The problem of a line with --page-size and --cache. kInvalidArgument: no such problem string.
@@ -45,5 +47,8 @@ Result<std::vector<Line>> choose_lines(const BenchOptions& options, const std::v
 
 /// `mla bench` on a CUDA row. Returns the exit code.
 int run_gpu_bench(const BenchOptions& options);
+
+/// `mla bench --ranks`. Returns the exit code.
+int run_ranks_bench(const BenchOptions& options);
 
 }  // namespace mla::cli

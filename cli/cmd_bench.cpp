@@ -135,6 +135,16 @@ void add_bench_command(CLI::App& app, int& exit_code) {
                    "CPU: seconds of healthy samples per line (0.5)")
       ->check(CLI::Range(0.001, 3600.0))
       ->type_name("S");
+  command
+      ->add_option("--ranks", options->ranks,
+                   "CPU: decode context-parallel on N threads, and time what that adds")
+      ->check(CLI::Range(1, 256))
+      ->type_name("N");
+  command
+      ->add_option("--interleave", options->interleave,
+                   "With --ranks: consecutive tokens of a rank (1)")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31))
+      ->type_name("I");
   command->add_option("--format", options->format, "table, csv or json (table)")
       ->check(CLI::IsMember({"table", "csv", "json"}))
       ->type_name("FORMAT");
@@ -147,7 +157,9 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       "the time (docs/cli.md).\n" +
       example("mla bench --problem b=1,h=128,len=4096 --threads 1"));
   command->callback([options, &exit_code] {
-    exit_code = wants_gpu(*options) ? run_gpu_bench(*options) : run_cpu_bench(*options);
+    exit_code = options->ranks > 0    ? run_ranks_bench(*options)
+                : wants_gpu(*options) ? run_gpu_bench(*options)
+                                      : run_cpu_bench(*options);
   });
 }
 

@@ -16,7 +16,9 @@
 #include "core/diagnostics.hpp"
 #include "core/stages.hpp"
 #include "mla/sharding.hpp"
+#include "statistics.hpp"
 #include "testkit/buffer.hpp"
+#include "testkit/problem_gen.hpp"
 
 namespace mla::cli {
 namespace {
@@ -112,6 +114,39 @@ TensorView heads_of(TensorView view, const HeadRange& heads) {
   return view;
 }
 
+/// The median time of `call`, which all ranks begin together.
+template <class Call>
+Result<double> time_together(Communicator& ranks, int count, const Call& call) {
+  std::vector<double> microseconds;
+  std::vector<char> all(static_cast<std::size_t>(ranks.world()));
+  for (int i = 0; i < count; ++i) {
+    const char here = 0;
+    MLA_RETURN_IF_ERROR(ranks.exchange(&here, all.data(), 1));
+    const auto start = std::chrono::steady_clock::now();
+    MLA_RETURN_IF_ERROR(call());
+    const std::chrono::duration<double, std::micro> elapsed =
+        std::chrono::steady_clock::now() - start;
+    microseconds.push_back(elapsed.count());
+  }
+  return median(microseconds);
+}
+
+/// The decode of this rank's keys, all heads, as the sharded call runs it.
+Result<double> time_local(Communicator& ranks, const DecodePlan& plan, const DecodeTensors& batch,
+                          const Shard& shard, int count) {
+  const testkit::Outputs outputs(plan.problem());
+  const Buffer workspace(plan.workspace_bytes(), 0);
+  DecodeTensors tensors = shard.tensors;
+  tensors.q = batch.q;
+  tensors.q_nope = batch.q_nope;
+  tensors.q_pe = batch.q_pe;
+  if (!plan.problem().uses_sinks) tensors.sinks = TensorView();
+  tensors.out = outputs.out_view;
+  tensors.lse = outputs.lse_view;
+  return time_together(ranks, count,
+                       [&] { return run(plan, tensors, workspace.data(), workspace.size()); });
+}
+
 /// One rank's work, from the whole batch to its heads of the whole result.
 Result<ShardedReport> run_rank(Communicator& ranks, const DecodeProblem& problem,
                                const DecodeTensors& batch, const ShardedRun& run) {
@@ -137,12 +172,22 @@ Result<ShardedReport> run_rank(Communicator& ranks, const DecodeProblem& problem
       decode_context_parallel(*plan, ranks, tensors, workspace.data(), workspace.size()));
   const std::chrono::duration<double, std::milli> elapsed =
       std::chrono::steady_clock::now() - start;
-  return ShardedReport{plan->local().backend_name(),
+  ShardedReport report{plan->local().backend_name(),
                        plan->local().num_workers(),
                        ranks.world(),
                        plan->strategy(),
                        plan->workspace_bytes(),
                        elapsed.count()};
+  if (run.timed_calls == 0) return report;
+  const Result<double> call = time_together(ranks, run.timed_calls, [&] {
+    return decode_context_parallel(*plan, ranks, tensors, workspace.data(), workspace.size());
+  });
+  if (!call.ok()) return call.status();
+  const Result<double> local = time_local(ranks, plan->local(), batch, shard, run.timed_calls);
+  if (!local.ok()) return local.status();
+  report.call_us = *call;
+  report.local_us = *local;
+  return report;
 }
 
 Status check_whole(const DecodeProblem& problem, const DecodeTensors& batch) {
@@ -204,6 +249,13 @@ Result<ShardedReport> run_job(Communicator& ranks, const Status& read, const Dec
   MLA_RETURN_IF_ERROR(agree(ranks, "run", mine, {}));
   Result<ShardedReport> report = run_rank(ranks, problem, batch, run);
   if (!report.ok()) return report;
+  double mine_us[2] = {report->call_us, report->local_us};
+  std::vector<double> all_us(2 * static_cast<std::size_t>(ranks.world()));
+  MLA_RETURN_IF_ERROR(ranks.exchange(mine_us, all_us.data(), sizeof(mine_us)));
+  for (std::size_t i = 0; i < all_us.size(); i += 2) {
+    report->call_us = std::max(report->call_us, all_us[i]);
+    report->local_us = std::max(report->local_us, all_us[i + 1]);
+  }
   MLA_RETURN_IF_ERROR(gather_heads(ranks, batch.out));
   MLA_RETURN_IF_ERROR(gather_heads(ranks, batch.lse));
   return report;
@@ -258,6 +310,8 @@ Result<ShardedReport> run_on_threads(int world, const DecodeProblem& problem,
   for (const Result<ShardedReport>& each : reports) {
     if (!each.ok()) return each.status();
     report.milliseconds = std::max(report.milliseconds, each->milliseconds);
+    report.call_us = std::max(report.call_us, each->call_us);
+    report.local_us = std::max(report.local_us, each->local_us);
   }
   return report;
 }

@@ -11,6 +11,7 @@ namespace mla::cli {
 struct ShardedRun {
   std::int64_t interleave = 1;  ///< consecutive tokens of one rank
   ContextParallelOptions decode;
+  int timed_calls = 0;  ///< after the first, whose time says little
 };
 
 /// What one rank found out.
@@ -20,7 +21,9 @@ struct ShardedReport {
   int ranks = 1;
   CpStrategy strategy = CpStrategy::kAuto;
   std::size_t workspace_bytes = 0;
-  double milliseconds = 0;  ///< of the call
+  double milliseconds = 0;  ///< of the first call
+  double call_us = 0;       ///< median of the timed calls, of the slowest rank
+  double local_us = 0;      ///< the same of the local decode alone, all ranks at once
 };
 
 /// Decodes `batch`, an unsharded problem with its tensors in host memory, out and lse included, on

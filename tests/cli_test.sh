@@ -142,6 +142,9 @@ for ranks in 1 2 4 7 16; do
     python3 "$COMPARE" again.safetensors sharded.safetensors || problem "run --ranks $ranks $strategy differs"
   done
 done
+expect 0 bench --problem b=2,h=4,len=50 --ranks 2
+holds out "wrong values: 0 OK"
+expect 2 bench --suite cpu --ranks 2
 expect 2 run --input batch.safetensors --output none.safetensors --ranks 0
 expect 2 run --input batch.safetensors --output none.safetensors --ranks 2 --interleave 0
 expect 2 run --input batch.safetensors --output none.safetensors --ranks 2 --strategy nccl

@@ -1,6 +1,7 @@
 // [combine] The public merge of partial states in host memory.
 #include "mla/merge.hpp"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,9 @@ Status merge(const AttentionState* states, std::int64_t count, const AttentionSt
   const float to_natural = lse_base == LseBase::kTwo ? kLn2 : 1.0F;
   std::vector<float> lses(static_cast<std::size_t>(count));
   std::vector<float> weights(static_cast<std::size_t>(count));
+  const std::int64_t width = merged.out.shape[2];
+  // A row is summed before it is written: `merged` may be one of the states.
+  std::vector<float> row(static_cast<std::size_t>(width));
   for (std::int64_t token = 0; token < merged.out.shape[0]; ++token) {
     for (std::int64_t head = 0; head < merged.out.shape[1]; ++head) {
       const auto given_lse = [&](std::int64_t s) {
@@ -72,18 +76,15 @@ Status merge(const AttentionState* states, std::int64_t count, const AttentionSt
         lses[static_cast<std::size_t>(s)] = clean_lse(given_lse(s) * to_natural);
       }
       const MergedLse<float> whole = merge_weights(lses.data(), count, weights.data());
-      const bool empty = whole.sum == 0.0F;
-      std::byte* out = row_address(merged.out, token, head);
-      for (std::int64_t d = 0; d < merged.out.shape[2]; ++d) {
-        float value = 0;
-        for (std::int64_t s = 0; s < count; ++s) {
-          const float weight = weights[static_cast<std::size_t>(s)];
-          if (weight == 0.0F) continue;  // an empty state may hold NaN
-          value += weight *
-                   load_element(row_address(states[s].out, token, head), states[s].out.dtype, d);
-        }
-        store_element(out, merged.out.dtype, d, empty ? 0.0F : value / whole.sum);
+      std::fill(row.begin(), row.end(), 0.0F);
+      for (std::int64_t s = 0; s < count; ++s) {
+        const float weight = weights[static_cast<std::size_t>(s)];
+        if (weight == 0.0F) continue;  // an empty state may hold NaN
+        add_scaled_row(row.data(), row_address(states[s].out, token, head), states[s].out.dtype,
+                       width, weight);
       }
+      for (float& value : row) value = whole.sum == 0.0F ? 0.0F : value / whole.sum;
+      store_row(row_address(merged.out, token, head), merged.out.dtype, width, row.data());
       // A single real state keeps its lse bit for bit.
       const float lse = whole.only_real >= 0 ? given_lse(whole.only_real) : whole.lse / to_natural;
       store_element(row_address(merged.lse, token, head), DType::kF32, 0, lse);

@@ -188,9 +188,7 @@ void write_reduced(const ContextParallelCall& call) {
     for (std::int64_t head = 0; head < state.heads.count; ++head) {
       const float* from =
           call.floats(state.receive) + block_row(state, token, head) * problem.kv_lora_rank;
-      for (std::int64_t d = 0; d < problem.kv_lora_rank; ++d) {
-        store_element(row_address(out, token, head), out.dtype, d, from[d]);
-      }
+      store_row(row_address(out, token, head), out.dtype, problem.kv_lora_rank, from);
       if (!call.tensors.lse.given()) continue;
       store_element(row_address(call.tensors.lse, token, head), DType::kF32, 0,
                     gathered.row(token, state.heads.begin + head).lse);
