@@ -7,6 +7,7 @@
 #include "cli.hpp"
 #include "cpu_output.hpp"
 #include "machine.hpp"
+#include "sharded_run.hpp"
 
 namespace mla::cli {
 namespace {
@@ -157,7 +158,8 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       "the time (docs/cli.md).\n" +
       example("mla bench --problem b=1,h=128,len=4096 --threads 1"));
   command->callback([options, &exit_code] {
-    exit_code = options->ranks > 0    ? run_ranks_bench(*options)
+    exit_code = options->ranks > 0 || (under_mpi() && options->suite.empty())
+                    ? run_ranks_bench(*options)
                 : wants_gpu(*options) ? run_gpu_bench(*options)
                                       : run_cpu_bench(*options);
   });

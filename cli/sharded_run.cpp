@@ -114,37 +114,44 @@ TensorView heads_of(TensorView view, const HeadRange& heads) {
   return view;
 }
 
-/// The median time of `call`, which all ranks begin together.
+/// The time of a call that all ranks begin together.
 template <class Call>
-Result<double> time_together(Communicator& ranks, int count, const Call& call) {
-  std::vector<double> microseconds;
+Result<double> time_together(Communicator& ranks, const Call& call) {
   std::vector<char> all(static_cast<std::size_t>(ranks.world()));
-  for (int i = 0; i < count; ++i) {
-    const char here = 0;
-    MLA_RETURN_IF_ERROR(ranks.exchange(&here, all.data(), 1));
-    const auto start = std::chrono::steady_clock::now();
-    MLA_RETURN_IF_ERROR(call());
-    const std::chrono::duration<double, std::micro> elapsed =
-        std::chrono::steady_clock::now() - start;
-    microseconds.push_back(elapsed.count());
-  }
-  return median(microseconds);
+  const char here = 0;
+  MLA_RETURN_IF_ERROR(ranks.exchange(&here, all.data(), 1));
+  const auto start = std::chrono::steady_clock::now();
+  MLA_RETURN_IF_ERROR(call());
+  const std::chrono::duration<double, std::micro> elapsed =
+      std::chrono::steady_clock::now() - start;
+  return elapsed.count();
 }
 
-/// The decode of this rank's keys, all heads, as the sharded call runs it.
-Result<double> time_local(Communicator& ranks, const DecodePlan& plan, const DecodeTensors& batch,
-                          const Shard& shard, int count) {
+/// Times `sharded` and the decode of this rank's keys in turn, so that a drift of the machine's
+/// speed is in both.
+template <class Call>
+Status time_calls(Communicator& ranks, const DecodePlan& plan, DecodeTensors local, int count,
+                  const Call& sharded, ShardedReport& report) {
   const testkit::Outputs outputs(plan.problem());
   const Buffer workspace(plan.workspace_bytes(), 0);
-  DecodeTensors tensors = shard.tensors;
-  tensors.q = batch.q;
-  tensors.q_nope = batch.q_nope;
-  tensors.q_pe = batch.q_pe;
-  if (!plan.problem().uses_sinks) tensors.sinks = TensorView();
-  tensors.out = outputs.out_view;
-  tensors.lse = outputs.lse_view;
-  return time_together(ranks, count,
-                       [&] { return run(plan, tensors, workspace.data(), workspace.size()); });
+  if (!plan.problem().uses_sinks) local.sinks = TensorView();
+  local.out = outputs.out_view;
+  local.lse = outputs.lse_view;
+  std::vector<double> call_us, local_us, overhead_us;
+  for (int i = 0; i < count; ++i) {
+    const Result<double> call = time_together(ranks, sharded);
+    if (!call.ok()) return call.status();
+    const Result<double> alone =
+        time_together(ranks, [&] { return run(plan, local, workspace.data(), workspace.size()); });
+    if (!alone.ok()) return alone.status();
+    call_us.push_back(*call);
+    local_us.push_back(*alone);
+    overhead_us.push_back(*call - *alone);
+  }
+  report.call_us = median(call_us);
+  report.local_us = median(local_us);
+  report.overhead_us = median(overhead_us);
+  return {};
 }
 
 /// One rank's work, from the whole batch to its heads of the whole result.
@@ -179,14 +186,14 @@ Result<ShardedReport> run_rank(Communicator& ranks, const DecodeProblem& problem
                        plan->workspace_bytes(),
                        elapsed.count()};
   if (run.timed_calls == 0) return report;
-  const Result<double> call = time_together(ranks, run.timed_calls, [&] {
+  DecodeTensors local = shard.tensors;
+  local.q = batch.q;
+  local.q_nope = batch.q_nope;
+  local.q_pe = batch.q_pe;
+  const auto call = [&] {
     return decode_context_parallel(*plan, ranks, tensors, workspace.data(), workspace.size());
-  });
-  if (!call.ok()) return call.status();
-  const Result<double> local = time_local(ranks, plan->local(), batch, shard, run.timed_calls);
-  if (!local.ok()) return local.status();
-  report.call_us = *call;
-  report.local_us = *local;
+  };
+  MLA_RETURN_IF_ERROR(time_calls(ranks, plan->local(), local, run.timed_calls, call, report));
   return report;
 }
 
@@ -249,12 +256,13 @@ Result<ShardedReport> run_job(Communicator& ranks, const Status& read, const Dec
   MLA_RETURN_IF_ERROR(agree(ranks, "run", mine, {}));
   Result<ShardedReport> report = run_rank(ranks, problem, batch, run);
   if (!report.ok()) return report;
-  double mine_us[2] = {report->call_us, report->local_us};
-  std::vector<double> all_us(2 * static_cast<std::size_t>(ranks.world()));
+  const double mine_us[3] = {report->call_us, report->local_us, report->overhead_us};
+  std::vector<double> all_us(3 * static_cast<std::size_t>(ranks.world()));
   MLA_RETURN_IF_ERROR(ranks.exchange(mine_us, all_us.data(), sizeof(mine_us)));
-  for (std::size_t i = 0; i < all_us.size(); i += 2) {
+  for (std::size_t i = 0; i < all_us.size(); i += 3) {
     report->call_us = std::max(report->call_us, all_us[i]);
     report->local_us = std::max(report->local_us, all_us[i + 1]);
+    report->overhead_us = std::max(report->overhead_us, all_us[i + 2]);
   }
   MLA_RETURN_IF_ERROR(gather_heads(ranks, batch.out));
   MLA_RETURN_IF_ERROR(gather_heads(ranks, batch.lse));
@@ -272,12 +280,12 @@ bool under_mpi() noexcept {
 Result<ShardedReport> run_on_mpi(const Status& read, const DecodeProblem& problem,
                                  const DecodeTensors& batch, const ShardedRun& run, int& rank) {
 #ifdef MLA_HAS_MPI
-  MpiJob job;
+  static MpiJob job;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   Result<std::unique_ptr<Communicator>> ranks = make_mpi_communicator(MPI_COMM_WORLD);
   if (!ranks.ok()) return ranks.status();
   Result<ShardedReport> report = run_job(**ranks, read, problem, batch, run);
-  job.lost = !report.ok() && report.status().code() == StatusCode::kPeer;
+  job.lost = job.lost || (!report.ok() && report.status().code() == StatusCode::kPeer);
   return report;
 #else
   (void)read, (void)problem, (void)batch, (void)run, (void)rank;
@@ -312,6 +320,7 @@ Result<ShardedReport> run_on_threads(int world, const DecodeProblem& problem,
     report.milliseconds = std::max(report.milliseconds, each->milliseconds);
     report.call_us = std::max(report.call_us, each->call_us);
     report.local_us = std::max(report.local_us, each->local_us);
+    report.overhead_us = std::max(report.overhead_us, each->overhead_us);
   }
   return report;
 }

@@ -24,6 +24,7 @@ struct ShardedReport {
   double milliseconds = 0;  ///< of the first call
   double call_us = 0;       ///< median of the timed calls, of the slowest rank
   double local_us = 0;      ///< the same of the local decode alone, all ranks at once
+  double overhead_us = 0;   ///< median difference of a call and the local decode after it
 };
 
 /// Decodes `batch`, an unsharded problem with its tensors in host memory, out and lse included, on

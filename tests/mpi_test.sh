@@ -37,6 +37,9 @@ for world in 1 2 4 7; do
     python3 "$COMPARE" whole.safetensors job.safetensors || problem "a job of $world, $strategy differs"
   done
 done
+job 2 "$MLA" bench --problem b=2,h=4,len=50 || problem "bench in a job"
+grep -q 'wrong values: 0 OK' out || problem "bench in a job"
+[ "$(grep -c ',mpi,2,' out)" -eq 2 ] || problem "bench in a job: not one line a strategy"
 # An error is said once, and nothing is written.
 job 3 "$MLA" run --input absent.safetensors --output none.safetensors
 [ $? -eq 2 ] || problem "a missing file: not exit code 2"
