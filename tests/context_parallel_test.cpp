@@ -156,6 +156,22 @@ TEST(ContextParallel, aBadLengthInsideATensorIsFoundBeforePayloadMoves) {
   expect_all_refused(found, StatusCode::kInvalidArgument, found.statuses[0].message());
 }
 
+TEST(ContextParallel, aRankThatIsAStepAheadIsFound) {
+  const Scene scene = random_scene(shape(4), {30, 50}, {1, 2}, 5);
+  for (const bool starts : {true, false}) {
+    ShardedOptions options = sharded(3, 1, CpStrategy::kAllToAll);
+    options.spoil = [&](int rank, DecodeTensors& tensors) {
+      const TensorView& array = starts ? tensors.query_start_loc : tensors.causal_seqlens_kv_global;
+      if (rank == 2) ++static_cast<std::int32_t*>(array.data)[1];
+    };
+    const ShardedOutput found = decode_sharded(scene, options);
+    const std::string name = starts ? "query_start_loc" : "causal_seqlens_kv_global";
+    const std::string begin = "decode_context_parallel: rank 2 " + name + " (checksum): found ";
+    EXPECT_EQ(found.statuses[0].message().substr(0, begin.size()), begin);
+    expect_all_refused(found, StatusCode::kInvalidArgument, found.statuses[0].message());
+  }
+}
+
 TEST(ContextParallel, ranksThatDifferAreRefusedByEveryRank) {
   on_ranks(3, [](Communicator& ranks) {
     DecodeProblem problem = shape(8);

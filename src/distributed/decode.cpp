@@ -78,6 +78,43 @@ Status check_call(const ContextParallelCall& call, const Communicator& ranks, st
   return {};
 }
 
+/// FNV-1a of [0, count) integers; `value(i)` gives one.
+template <class Value>
+std::int64_t checksum(std::int64_t count, const Value& value) {
+  std::uint64_t hash = 0xCBF29CE484222325U;
+  for (std::int64_t i = 0; i < count; ++i) {
+    hash = (hash ^ static_cast<std::uint32_t>(value(i))) * 0x100000001B3U;
+  }
+  return static_cast<std::int64_t>(hash >> 32U);  // short enough to be read
+}
+
+std::int32_t element(const TensorView& view, std::int64_t index) {
+  return static_cast<const std::int32_t*>(view.data)[index * view.stride[0]];
+}
+
+/// What the call's own arrays must have in common: which tokens are whose, and how long the whole
+/// sequences are. A rank that is a step ahead of the others shows here.
+std::vector<AgreedField> agreed_contents(const ContextParallelCall& call, const Status& mine) {
+  const DecodeProblem& problem = call.state.problem;
+  const DecodeTensors& tensors = call.tensors;
+  std::vector<AgreedField> fields =
+      agreed_fields(problem, call.state.options, static_cast<int>(problem.cp_world));
+  if (!mine.ok()) return fields;
+  const auto start = [&](std::int64_t b) {
+    return tensors.query_start_loc.given()
+               ? element(tensors.query_start_loc, b)
+               : static_cast<std::int32_t>(b * (problem.num_tokens / problem.num_requests));
+  };
+  const auto global = [&](std::int64_t b) { return element(tensors.causal_seqlens_kv_global, b); };
+  const std::int64_t requests = problem.num_requests;
+  const bool has_global = problem.cp_world > 1 && problem.uses_positions() && !problem.sparse();
+  fields.push_back(
+      {"query_start_loc (checksum)", requests > 0 ? checksum(requests + 1, start) : 0});
+  fields.push_back(
+      {"causal_seqlens_kv_global (checksum)", has_global ? checksum(requests, global) : 0});
+  return fields;
+}
+
 Status gather_queries(const ContextParallelCall& call, Communicator& ranks, void* stream) {
   if (call.state.options.queries_gathered) return {};
   pack_queries(call);
@@ -128,8 +165,7 @@ Status decode(const ContextParallelCall& call, Communicator& ranks, std::size_t 
   const ContextParallelOptions& options = call.state.options;
   const Status mine = check_call(call, ranks, bytes);
   MLA_RETURN_IF_ERROR(options.agree_each_call
-                          ? agree(ranks, kOperation, mine,
-                                  agreed_fields(call.state.problem, options, ranks.world()))
+                          ? agree(ranks, kOperation, mine, agreed_contents(call, mine))
                           : tell(ranks, mine));
   return decode_agreed(call, ranks, stream);
 }
